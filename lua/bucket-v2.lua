@@ -442,7 +442,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
 
   -- Takes back charges of tokens that were not used, of requests that were decided from `from_us` on. Of a window that
   -- has ended nothing comes back.
-  local function refund(level, charged, tokens, curve, token, burst, window_us, previous, stamp_us, from_us,
+  local function refund(level, charged, beyond, tokens, curve, token, burst, window_us, previous, stamp_us, from_us,
       told_begins_us, told_ends_us)
     local most, is_of_window_now = burst, true
     if curve == SLIDING_WINDOW then most = burst - counted(previous, token, window_us, stamp_us) end
@@ -454,8 +454,11 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     elseif curve == CALENDAR_WINDOW then
       is_of_window_now = previous == told_ends_us and from_us >= told_begins_us and told_ends_us > 0
     end
-    if not is_of_window_now then return level, charged end
-    return max(level, min(level + tokens * token, most)), max(charged - tokens, 0)
+    if not is_of_window_now then return level, charged, beyond end
+    -- What was spent beyond the burst, because another plan had allowed it, comes first: it is not in the level.
+    local of_beyond = min(tokens, beyond)
+    level = max(level, min(level + (tokens - of_beyond) * token, most))
+    return level, max(charged - tokens, 0), beyond - of_beyond
   end
 
   -- Debt beyond this is written off. What all nodes may spend on credit never is: they would have it
@@ -819,8 +822,13 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     end
     if refunded > 0 and not anew then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
-      level, charged = rare.refund(level, charged, refunded, curve, token, burst, window_us, previous, stamp_us,
-        refunded_from_us, window_begins_us, window_ends_us)
+      if curve == SLIDING_LOG then
+        -- What was spent now is charged now; what goes back is of the oldest charges.
+        slots = slots or {}
+        rare.logs().settle(slots, burst, window_us, level, stamp_us)
+      end
+      level, charged, beyond = rare.refund(level, charged, beyond, refunded, curve, token, burst, window_us, previous,
+        stamp_us, refunded_from_us, window_begins_us, window_ends_us)
     end
     if is_reset then
       -- As if it had never been used, but for what is leased.

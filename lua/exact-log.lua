@@ -9,8 +9,8 @@
 --            keep_us               added to the time after which the list is forgotten
 --
 -- Reply      a bulk string of 6 numbers: 1 if the request is allowed or was given back, else 0; when that was decided, in
---            microseconds since 1970; tokens left; microseconds until the request would be allowed (0 if it is), until the oldest
---            tokens return, and until the last do (0 if none are spent)
+--            microseconds since 1970; tokens left; microseconds until the request would be allowed (0 if it is; a period if it
+--            never would be), until the oldest tokens return, and until the last do (0 if none are spent)
 -- List       An element has 2 numbers: when something was spent, and all that was spent by then. The first one is from
 --            before the period, so what was spent within it is the difference between two elements; it is empty if nothing
 --            was.
@@ -122,8 +122,9 @@ elseif cost < 0 then
   if is_allowed then spent = spent + cost end
 elseif not is_allowed then
   local enough = total + ask - tokens
-  local time_us = read(first(gone, function(_, spent_by_then) return spent_by_then >= enough end))
-  retry_us = time_us + period_us - now
+  local place = first(gone, function(_, spent_by_then) return spent_by_then >= enough end)
+  -- More than the limit ever allows has to come back too.
+  retry_us = place < count and read(place) + period_us - now or period_us
 elseif cost > 0 then
   total, spent, oldest_us = total + cost, spent + cost, oldest_us or now
   local keep_ms = ceil((now + period_us - server_us + keep_us) / 1000)

@@ -24,7 +24,7 @@
 -- A span of time is a pair: whole microseconds, and the rest in units, of which a microsecond has `rate`. So all numbers
 -- stay below 2^53, where doubles are exact.
 
-local MAGIC, FORMAT, BYTES, RESET = 'T1', '<c2dddddd', 2 + 6 * 8, -2^53
+local MAGIC, FORMAT, BYTES, RESET, AHEAD_MAX_US = 'T1', '<c2dddddd', 2 + 6 * 8, -2^53, 2^49
 local call, ceil, min, max = redis.call, math.ceil, math.min, math.max
 
 local rate, token, burst, cost_us, cost_part, most_us, most_part, clock_us, was_us, was_part, keep_us =
@@ -75,6 +75,7 @@ if is_allowed and (cost_us ~= 0 or cost_part ~= 0) and (record or not is_return)
   if free_part >= rate then free_us, free_part = free_us + 1, free_part - rate end
   if free_part < 0 then free_us, free_part = free_us - 1, free_part + rate end
   if free_us < now then free_us, free_part = now, 0 end
+  if free_us - now > AHEAD_MAX_US then free_us, free_part = now + AHEAD_MAX_US, 0 end
 end
 if is_written then
   call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, free_us, free_part, now, rate, token, burst), 'PX',

@@ -23,7 +23,7 @@
 --
 -- Windows begin at multiples of the period since 1970, or of the calendar. A time is below 2^53, so quotients of times are rounded down rightly.
 
-local MAGIC, FORMAT, BYTES, RESET = 'W1', '<c2dddd', 2 + 4 * 8, -2^53
+local MAGIC, FORMAT, BYTES, RESET, SPENT_MAX = 'W1', '<c2dddd', 2 + 4 * 8, -2^53, 2^32 - 1
 local call, ceil, floor, min, max = redis.call, math.ceil, math.floor, math.min, math.max
 
 local tokens, period_us, sliding, ask, cost, at_us, keep_us = struct.unpack('<ddddddd', ARGV[1])
@@ -105,7 +105,7 @@ elseif cost < 0 then
     previous, is_written = max(previous + cost, 0), true
   end
 elseif is_allowed and cost > 0 then
-  current, is_written = current + cost, true
+  current, is_written = min(current + cost, SPENT_MAX), true
 end
 if is_written then
   call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, now, current, previous, period_us), 'PX',

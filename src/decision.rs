@@ -155,8 +155,8 @@ impl Decision {
         }
         Duration::from_micros(match &self.source {
             Source::Local(standing) | Source::Store(standing) => {
-                let least = if self.sure { 0 } else { RETRY_MIN_US };
-                standing.retry_us(self.cost).max(least)
+                let retry_us = standing.retry_us(self.cost);
+                if self.sure && retry_us > 0 { retry_us } else { retry_us.max(RETRY_MIN_US) }
             }
             Source::Lease(held) => {
                 let expected_us = match self.window_left_us() {
@@ -195,12 +195,19 @@ impl Decision {
 
     /// A denial of `cost` tokens by those who came before, where the key's own state is this.
     pub(crate) fn denied_behind_others(self, cost: u32) -> Self {
+        Self { allowed: false, sure: false, ..self.about(cost) }
+    }
+
+    /// The same state, told to a request of `cost` tokens: this decision was about one.
+    pub(crate) fn about(self, cost: u32) -> Self {
         let mut source = self.source;
-        if let Source::Local(Standing::Log(log)) | Source::Store(Standing::Log(log)) = &mut source {
-            // What it says is for one token.
+        if cost > 1
+            && let Source::Local(Standing::Log(log)) | Source::Store(Standing::Log(log)) =
+                &mut source
+        {
             *log = LogStanding { retry_us: 0, ..*log };
         }
-        Self { allowed: false, sure: false, cost, source, ..self }
+        Self { cost: cost.max(1), source, ..self }
     }
 
     /// How long until the key is as if it had never been used, if nobody spends on it: until its bucket is full.

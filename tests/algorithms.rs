@@ -1144,36 +1144,46 @@ fn slot_that_was_promised_before_a_reset_does_not_hide_the_free_ones() {
     });
 }
 
-/// Who asked for others took their slots away when it went before the answer.
-#[test]
-fn slots_of_those_in_line_are_theirs_though_the_one_who_asked_goes_away() {
-    let limit = Limit::new("x", LeakyBucket::per_second(10).queue(Duration::from_secs(2)));
-    let (cluster, _) = queue_on(1, &limit);
-    let limit = cluster.limiters[0].async_limit("x").unwrap();
-    let pass = async |millis: u64| {
-        for _ in 0..10 * millis {
-            cluster.clock.advance(micros(100));
-            for _ in 0..20 {
-                tokio::task::yield_now().await;
-            }
+async fn pass_millis(cluster: &Cluster, millis: u64) {
+    for _ in 0..10 * millis {
+        cluster.clock.advance(micros(100));
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
         }
-    };
+    }
+}
+
+/// What callers do who can take slots ahead of a key of which three are taken.
+fn in_line(
+    limit: &Limit,
+    does: impl AsyncFnOnce(&Cluster, &dyn Fn() -> tokio::task::JoinHandle<Decision>),
+) {
+    let (cluster, _) = queue_on(1, limit);
+    let limit = cluster.limiters[0].async_limit("x").unwrap();
     let ask = || {
         let limit = limit.clone();
         tokio::task::spawn_local(async move { limit.schedule("key").await })
     };
-    let tasks = tokio::task::LocalSet::new();
-    tasks.block_on(&cluster.runtime, async {
+    tokio::task::LocalSet::new().block_on(&cluster.runtime, async {
         cluster.store.set_round_trip(Duration::from_millis(2));
         for _ in 0..3 {
             let first = ask();
-            pass(3).await;
+            pass_millis(&cluster, 3).await;
             assert!(first.await.unwrap().is_allowed());
         }
+        does(&cluster, &ask).await;
+    });
+}
+
+/// Who asked for others took their slots away when it went before the answer.
+#[test]
+fn slots_of_those_in_line_are_theirs_though_the_one_who_asked_goes_away() {
+    let limit = Limit::new("x", LeakyBucket::per_second(10).queue(Duration::from_secs(2)));
+    in_line(&limit, async |cluster, ask| {
         let (gone, waits) = (ask(), [ask(), ask()]);
-        pass(1).await;
+        pass_millis(cluster, 1).await;
         gone.abort();
-        pass(20).await;
+        pass_millis(cluster, 20).await;
         let mut slots = Vec::new();
         for task in waits {
             assert!(task.is_finished(), "nobody asked");
@@ -1185,12 +1195,50 @@ fn slots_of_those_in_line_are_theirs_though_the_one_who_asked_goes_away() {
         // The fourth slot was given to the one who went away.
         assert_eq!(slots, [3, 4]);
         let next = ask();
-        pass(3).await;
+        pass_millis(cluster, 3).await;
         let delay = next.await.unwrap().delay().as_millis();
         assert!(
             (440..=500).contains(&delay),
             "the queue is {delay} ms long, and five slots are used"
         );
+    });
+}
+
+/// Who had waited in line waited as long again for the answer.
+#[test]
+fn caller_in_line_waits_for_the_store_no_longer_than_the_limit_says() {
+    let queue = LeakyBucket::per_second(10).queue(Duration::from_secs(2));
+    let limit = Limit::new("x", queue).max_wait(Duration::from_millis(50));
+    in_line(&limit, async |cluster, ask| {
+        cluster.store.set_round_trip(Duration::from_millis(45));
+        let first = ask();
+        pass_millis(cluster, 1).await;
+        let second = ask();
+        pass_millis(cluster, 45).await;
+        assert!(first.is_finished() && !second.is_finished());
+        pass_millis(cluster, 6).await;
+        assert!(second.is_finished());
+    });
+}
+
+/// The slots of all but one of them passed unused.
+#[test]
+fn slots_of_callers_in_line_who_leave_one_after_the_other_are_for_those_who_come_later() {
+    let limit = Limit::new("x", LeakyBucket::per_second(10).queue(Duration::from_secs(2)));
+    in_line(&limit, async |cluster, ask| {
+        cluster.store.set_round_trip(Duration::from_millis(8));
+        for gone in [ask(), ask(), ask()] {
+            pass_millis(cluster, 1).await;
+            gone.abort();
+        }
+        pass_millis(cluster, 20).await;
+        let mut slots = Vec::new();
+        for _ in 0..4 {
+            let next = ask();
+            pass_millis(cluster, 9).await;
+            slots.push((next.await.unwrap().delay().as_millis() + 70) / 100);
+        }
+        assert_eq!(slots, [3, 4, 5, 6]);
     });
 }
 

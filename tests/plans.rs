@@ -20,7 +20,7 @@ use changing_quotas::{Central, alone, burst, raises, spend_all};
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
     ActiveLimit, AsyncLimit, Builder, ConfigError, Event, FixedWindow, LeakyBucket, Limit, Limiter,
-    Override, OverrideError, Quota, Rule, SlidingLog,
+    Override, OverrideError, Quota, Rule, SlidingLog, SlidingWindow,
 };
 use virtual_nodes::VirtualNodes;
 use ways::ways;
@@ -326,6 +326,29 @@ fn debt_of_a_bucket_stays_under_another_plan() {
     }
 }
 
+/// What was spent beyond the lower plan stayed, and its refund came on top: 100 fresh tokens.
+#[test]
+fn refund_of_what_a_larger_plan_had_allowed_gives_nothing_fresh() {
+    let windows: [fn(u64) -> Rule; 2] = [
+        |tokens| FixedWindow::per_day(tokens).into(),
+        |tokens| SlidingWindow::per_day(tokens).into(),
+    ];
+    for window in windows {
+        let cluster = Cluster::new(&limit(window(100), window(1000)).strict());
+        let large = cluster.limit(0, "large");
+        let spent = cluster.wait(large.reserve("key", 500)).unwrap();
+        let held = cluster.wait(large.reserve("key", 500)).unwrap();
+        cluster.pass(2 * SECOND, STEP);
+        spent.commit(500);
+        assert!(cluster.wait(cluster.limit(0, "").check_sure("key")).is_denied());
+        cluster.pass(2 * SECOND, STEP);
+        held.commit(0);
+        cluster.pass(2 * SECOND, STEP);
+        assert_eq!(cluster.drain(0, ""), 0, "{:?}", window(100));
+        assert_eq!(cluster.drain(1, "large"), 500, "{:?}", window(100));
+    }
+}
+
 #[test]
 fn services_that_name_different_plans_by_turns_make_no_tokens() {
     let cluster =
@@ -427,6 +450,39 @@ fn exact_and_local_keys_are_under_the_plan_of_their_override_too() {
         let removed = Override::key("key");
         cluster.wait(cluster.nodes[0].overrides().remove("api", removed)).unwrap();
         assert_eq!(cluster.wait(api.check_sure("key")).plan_name(), None);
+    }
+}
+
+/// It was asked again and again, for ever, and a denial said to come back at once. The script of an exact log broke.
+#[test]
+fn request_of_more_than_the_keys_own_plan_is_denied_and_told_to_wait() {
+    let pairs: [(Rule, Rule); 4] = [
+        (Quota::per_minute(5).into(), Quota::per_minute(100).into()),
+        (FixedWindow::per_minute(5).into(), FixedWindow::per_minute(100).into()),
+        (SlidingWindow::per_minute(5).into(), SlidingWindow::per_minute(100).into()),
+        (SlidingLog::per_minute(5).into(), SlidingLog::per_minute(100).into()),
+    ];
+    let modes = [Limit::local, Limit::exact, Limit::strict];
+    for ((own, large), mode) in pairs.into_iter().flat_map(|pair| modes.map(|mode| (pair, mode))) {
+        let limit = mode(limit(own, large));
+        let cluster = Cluster::new(&limit);
+        let set = Override::key("acme").plan("large");
+        cluster.wait(cluster.nodes[0].overrides().set("api", set)).unwrap();
+        let api = cluster.limit(0, "");
+        for spent in [0, 2] {
+            if spent > 0 {
+                let decision = cluster.wait(api.check_sure_n("key", spent)).unwrap();
+                assert!(decision.is_allowed(), "{limit:?}");
+            }
+            let denied = cluster.wait(api.check_sure_n("key", 50)).unwrap();
+            assert!(denied.is_denied(), "{limit:?}");
+            assert!(denied.retry_after() >= Duration::from_millis(1), "{limit:?}: {denied:?}");
+            let waited = api.until_ready_n("key", 50, SECOND / 10);
+            let waited = cluster.wait_by(STEP, async {
+                tokio::time::timeout(60 * SECOND, waited).await.expect("it ends")
+            });
+            assert!(waited.unwrap().is_denied(), "{limit:?}");
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use parts::{Record, RedisServer};
 use tidegate::{
     ActiveLimit, Builder, ConfigError, DEFAULT_LANES, Event, FixedWindow, Limit, Limiter,
-    OutagePolicy, Quota, RedisStore, Rule, StoreError, lane_of,
+    OutagePolicy, Quota, RedisStore, ResetError, Rule, StoreError, lane_of,
 };
 
 /// No server here hangs, so none is waited for so long; a new lane waits for two until it gives.
@@ -350,6 +350,21 @@ async fn a_bucket_that_is_another_programs_value_is_told_and_left_alone() {
     assert_eq!(server.command(&["LRANGE", &list, "0", "-1"]), "theirs");
     assert_eq!(server.command(&["GET", &text]), "theirs");
     assert_eq!(server.command(&["GET", &alike]), value);
+}
+
+/// It was said to have taken too long.
+#[tokio::test]
+async fn reset_of_an_exact_key_that_is_another_programs_value_says_so() {
+    let server = RedisServer::start();
+    let bucket = Limit::new("api", Quota::per_second(10)).exact();
+    let limiter = Limiter::builder().limit(bucket).store(store(&server.url())).build().unwrap();
+    limiter.ready(Duration::from_secs(10)).await.unwrap();
+    let api = limiter.async_limit("api").unwrap();
+    assert!(api.check_sure("key").await.is_sure());
+    server.command(&["SET", "tg2:{tidegate/tb:api:key}", "theirs"]);
+    let refused = api.reset("key").await.unwrap_err();
+    let foreign = matches!(refused, ResetError::Store { error: StoreError::ForeignKey { .. }, .. });
+    assert!(foreign, "{refused:?}");
 }
 
 #[tokio::test]

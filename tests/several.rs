@@ -510,6 +510,44 @@ fn tokens_of_a_log_that_have_returned_do_not_go_back_again() {
     assert_eq!(cluster.kept.load(Ordering::Relaxed), 50);
 }
 
+/// The refund took what was spent since off the report, and half of that never counted.
+#[test]
+fn refund_of_a_log_is_of_what_was_spent_first() {
+    let limit = Limit::new("x", SlidingLog::per_minute(100)).strict();
+    let cluster = Cluster::new(std::slice::from_ref(&limit));
+    let limit = cluster.nodes[0].async_limit("x").unwrap();
+    let pass = |millis| cluster.pass(Duration::from_millis(millis), Duration::from_millis(100));
+    let held = cluster.wait(limit.reserve("key", 50)).unwrap();
+    pass(58_000);
+    assert!(cluster.wait(limit.check_sure_n("key", 50)).unwrap().is_allowed());
+    held.commit(0);
+    pass(200);
+    assert!(cluster.wait(limit.check_sure_n("key", 50)).unwrap().is_allowed());
+    pass(5_000);
+    assert!(cluster.wait(limit.check_sure("key")).is_denied(), "all were spent five seconds ago");
+}
+
+/// It said when one token returns, so that another limit denied with a shorter wait.
+#[test]
+fn denial_of_a_group_tells_when_a_log_has_all_that_the_request_costs() {
+    let clock = ManualClock::new();
+    let builder = Limiter::builder()
+        .limit(Limit::new("log", SlidingLog::per_hour(5)).local())
+        .limit(Limit::new("bucket", Quota::per_minute(5)).local());
+    let limiter = builder.clock(&clock).build().unwrap();
+    let (log, bucket) = (limiter.limit("log").unwrap(), limiter.limit("bucket").unwrap());
+    for _ in 0..4 {
+        assert!(log.check("key").is_allowed());
+        clock.advance(HOUR / 4);
+    }
+    clock.advance(Duration::from_millis(1));
+    assert!(log.check_n("key", 2).unwrap().is_allowed());
+    assert!(bucket.check_n("key", 5).unwrap().is_allowed());
+    let denied = limiter.group(["log", "bucket"]).unwrap().check_n("key", 5).unwrap();
+    assert_eq!((denied.is_denied(), denied.limit_name()), (true, "log"));
+    assert_eq!(denied.retry_after(), HOUR);
+}
+
 /// They were charged to the next window, and what went back was refused because it was of the one before.
 #[test]
 fn reservation_dropped_before_the_end_of_a_window_is_not_charged_to_the_next_one() {

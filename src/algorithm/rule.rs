@@ -206,10 +206,12 @@ impl Standing {
         }
     }
 
-    /// Microseconds until a denied request of `cost` tokens would be allowed.
+    /// Microseconds until a denied request of `cost` tokens would be allowed. One that is more than the rule ever allows is
+    /// told to come back in a period: another plan may be in force then.
     pub(crate) fn retry_us(&self, cost: u32) -> u64 {
         match self {
             Self::Log(standing) if standing.retry_us > 0 => standing.retry_us,
+            Self::Window(rule, _) if cost > rule.tokens => rule.period_us,
             _ => self.wait_us(cost.into()),
         }
     }

@@ -79,7 +79,7 @@ pub(crate) struct Log {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogStanding {
     pub(crate) remaining: u32,
-    /// Microseconds until a request of the same cost would be allowed.
+    /// Microseconds until a request of the same cost would be allowed; a period for one of more tokens than there are.
     pub(crate) retry_us: u64,
     /// Microseconds until the oldest tokens return; 0 if there are none.
     pub(crate) next_us: u64,
@@ -118,7 +118,10 @@ impl Log {
         let missing = missing.saturating_sub(rule.tokens);
         let standing = LogStanding {
             remaining: rule.tokens.saturating_sub(self.spent),
-            retry_us: self.returned_at(missing).map_or(0, returns_us),
+            retry_us: match missing {
+                0 => 0,
+                _ => self.returned_at(missing).map_or(rule.period_us, returns_us),
+            },
             next_us: self.entries.front().map_or(0, |&(at, _)| returns_us(at)),
             reset_us: self.entries.back().map_or(0, |&(at, _)| returns_us(at)),
         };
@@ -164,14 +167,14 @@ impl Log {
         }
     }
 
-    /// When the tokens were spent with which so many will have returned; `None` for none.
+    /// When the tokens were spent with which so many will have returned; `None` if there are not so many.
     fn returned_at(&self, tokens: u32) -> Option<u64> {
         let mut returned = 0;
         let last = self.entries.iter().find(|&&(_, cost)| {
             returned += cost;
             returned >= tokens
         });
-        last.filter(|_| tokens > 0).map(|&(at, _)| at)
+        last.map(|&(at, _)| at)
     }
 
     /// Whether nothing was spent within the last period.

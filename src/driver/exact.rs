@@ -26,7 +26,7 @@ pub(crate) struct ExactQuery {
     pub(crate) request: ExactRequest,
     /// How long the caller waits for the store.
     pub(crate) max_wait_us: u64,
-    pub(crate) done: oneshot::Sender<ExactAnswer>,
+    pub(crate) done: oneshot::Sender<Result<ExactAnswer, StoreError>>,
 }
 
 /// The store's reply, and when it was asked and answered by this node's clock.
@@ -92,14 +92,15 @@ impl ExactCalls {
         let call = self.calls.spawn(async move {
             let reply = tokio::select! {
                 biased;
-                reply = store.decide(request) => reply?,
+                reply = store.decide(request) => reply,
                 () = time.sleep_until(now.plus_micros(max_wait_us)) => {
-                    return Err(StoreError::TimedOut(Duration::from_micros(max_wait_us)));
+                    Err(StoreError::TimedOut(Duration::from_micros(max_wait_us)))
                 }
             };
+            let answer = |reply| ExactAnswer { reply, asked: now, answered: time.now() };
             // Whoever gave up waiting has dropped the other end.
-            let _ = done.send(ExactAnswer { reply, asked: now, answered: time.now() });
-            Ok(reply.is_allowed)
+            let _ = done.send(reply.clone().map(answer));
+            reply.map(|reply| reply.is_allowed)
         });
         self.begun.insert(call.id(), begun);
         Ok(())

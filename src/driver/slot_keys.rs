@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use super::exact::ExactAnswer;
 use crate::algorithm::{Standing, Turn, TurnRule};
+use crate::error::StoreError;
 use crate::store::exact::Deed;
 use crate::sync::{HeldSlots, SlotAnswer, SlotAsk, SlotGrant};
 use crate::time::Timestamp;
@@ -19,20 +20,29 @@ const SWEEP_LEAST: usize = 1024;
 const SWEEP_PAUSE_US: u64 = 1_000_000;
 
 /// Where the store's answer comes.
-pub(crate) type AskedStore = oneshot::Receiver<ExactAnswer>;
+pub(crate) type AskedStore = oneshot::Receiver<Result<ExactAnswer, StoreError>>;
 
 /// One key.
 #[derive(Debug, Default)]
 pub(crate) struct SlotKey {
     pub(crate) held: HeldSlots,
-    /// What the store was asked for, and where it answers.
-    pub(crate) asked: Option<(SlotAsk, AskedStore)>,
+    /// Questions to the store that nobody waits for, or no more.
+    open: Vec<OpenQuestion>,
     /// After a failure: nothing is asked before that nobody waits for.
     ask_from: Timestamp,
     /// No question that takes nothing is asked before.
     look_from: Timestamp,
     /// Tokens that callers wait for, one of whom asks for all.
     pub(crate) waited_for: u32,
+}
+
+/// What the store was asked for, and where it answers.
+#[derive(Debug)]
+struct OpenQuestion {
+    ask: SlotAsk,
+    /// A caller asked, and has left.
+    is_abandoned: bool,
+    answer: AskedStore,
 }
 
 /// A request of some tokens that may wait for its slot.
@@ -86,9 +96,11 @@ impl SlotKey {
             self.held.spend_on_credit(rule, cost, now);
             answer = SlotAnswer::OnCredit(turn);
             // What takes nothing is not to keep the charge waiting.
-            self.asked.take_if(|(asked, _)| asked.tokens() == 0);
+            self.open.retain(|question| question.ask.tokens() > 0);
         }
-        if self.asked.is_none() && now >= self.ask_from {
+        // A caller who asks next asks for what is wanted ahead too, and must not come after that.
+        let caller_asks = credit.is_none() && matches!(answer, SlotAnswer::Unsure { .. });
+        if self.open.is_empty() && now >= self.ask_from && !(caller_asks && self.held.owed() == 0) {
             let wanted = self.held.wanted(rule, now, tick_us, nodes);
             // What nobody asks for is looked at once a tick, and whether the store is back; a queue that denies,
             // once a second.
@@ -103,7 +115,11 @@ impl SlotKey {
             if wanted.is_none() && is_due {
                 self.look_from = now.plus_micros(tick_us);
             }
-            self.asked = wanted.or(look).and_then(|wanted| Some((wanted, ask(wanted)?)));
+            if let Some(wanted) = wanted.or(look)
+                && let Some(answer) = ask(wanted)
+            {
+                self.open.push(OpenQuestion { ask: wanted, is_abandoned: false, answer });
+            }
         }
         answer
     }
@@ -115,33 +131,44 @@ impl SlotKey {
 
     /// What a caller asks the store for who asks for those behind it too.
     pub(crate) fn wanted_for_all(
-        &self,
+        &mut self,
         rule: &TurnRule,
         cost: u32,
         context: SlotContext,
     ) -> SlotAsk {
         let SlotContext { now, tick_us, nodes, .. } = context;
-        let tokens = (cost, self.waited_for.saturating_sub(cost));
-        let ask = self.held.wanted_for(rule, tokens, now, tick_us, nodes);
+        let is_coming =
+            |question: &OpenQuestion| question.is_abandoned.then_some(question.ask.ahead);
+        let coming = self.open.iter().filter_map(is_coming).fold(0, u32::saturating_add);
+        let others = self.waited_for.saturating_sub(cost);
+        let ask = self.held.wanted_for(rule, (cost, others, coming), now, tick_us, nodes);
         // What is owed may be on its way.
-        SlotAsk { owed: if self.asked.is_some() { 0 } else { ask.owed }, ..ask }
+        SlotAsk { owed: if self.open.is_empty() { ask.owed } else { 0 }, ..ask }
     }
 
-    /// Takes in the store's answer, if there is one. After a failure the store is left alone for `pause_us`.
+    /// The caller has left who asked: what comes is for others.
+    pub(crate) fn abandon(&mut self, SlotAsk { owed, own, ahead }: SlotAsk, answer: AskedStore) {
+        let ask = SlotAsk { owed, own: 0, ahead: own.saturating_add(ahead) };
+        self.open.push(OpenQuestion { ask, is_abandoned: true, answer });
+    }
+
+    /// Takes in the store's answers, if there are any. After a failure the store is left alone for `pause_us`.
     pub(crate) fn collect(&mut self, rule: &TurnRule, now: Timestamp, pause_us: u64) {
-        let Some((asked, answer)) = &mut self.asked else { return };
-        match answer.try_recv() {
-            Ok(answer) => {
-                if let Some(grant) = answer.slot_grant() {
-                    self.held.install(rule, *asked, grant);
+        let Self { held, open, ask_from, .. } = self;
+        open.retain_mut(|OpenQuestion { ask, answer, .. }| {
+            match answer.try_recv() {
+                Ok(Ok(answer)) => {
+                    if let Some(grant) = answer.slot_grant() {
+                        held.install(rule, *ask, grant);
+                    }
+                }
+                Err(oneshot::error::TryRecvError::Empty) => return true,
+                Ok(Err(_)) | Err(oneshot::error::TryRecvError::Closed) => {
+                    *ask_from = now.plus_micros(pause_us);
                 }
             }
-            Err(oneshot::error::TryRecvError::Empty) => return,
-            Err(oneshot::error::TryRecvError::Closed) => {
-                self.ask_from = now.plus_micros(pause_us);
-            }
-        }
-        self.asked = None;
+            false
+        });
     }
 }
 
@@ -212,7 +239,7 @@ impl SlotKeys {
         self.swept_us.store(now.as_micros(), Ordering::Relaxed);
         self.keys.retain(|_, key| {
             key.collect(self.rule, now, SWEEP_PAUSE_US);
-            key.asked.is_some() || key.waited_for > 0 || !key.held.is_idle(self.rule, now)
+            !key.open.is_empty() || key.waited_for > 0 || !key.held.is_idle(self.rule, now)
         });
         let again_at = (2 * self.keys.len()).clamp(SWEEP_LEAST.min(self.most), self.most);
         self.sweep_at.store(again_at, Ordering::Relaxed);
@@ -238,7 +265,7 @@ mod tests {
             let (done, answer) = oneshot::channel();
             let found = keys.with(&number.to_le_bytes(), now, |key| {
                 key.held.spend_on_credit(keys.rule, 1, now);
-                key.asked = Some((ask, answer));
+                key.abandon(ask, answer);
             });
             assert!(found.is_some(), "key {number}");
             // The store does not answer.

@@ -9,7 +9,7 @@ use super::slots::SlotsOf;
 use super::{ActiveLimit, Limiter, Target};
 use crate::algorithm::{KeyRule, Rule, WindowRule};
 use crate::decision::{Decision, Source};
-use crate::driver::{ExactAnswer, ExactQuery, Query};
+use crate::driver::{AskedStore, ExactAnswer, ExactQuery, Query};
 use crate::error::{CheckError, ConfigError};
 use crate::key::Key;
 use crate::limit::{Mode, OutagePolicy};
@@ -213,16 +213,37 @@ impl ActiveLimit {
     pub(super) async fn ask_exact(&self, key: &[u8], cost: u32, slot_within_us: u64) -> Decision {
         let slot_within_us = if self.takes_slots_ahead() { slot_within_us } else { 0 };
         let charge = Charge { cost, slot_within_us, deed: Deed::Ask };
-        let may_wait = self.max_wait_us > 0;
-        let asked = if may_wait { self.send_exact(key, charge, self.max_wait_us) } else { None };
-        let answer = match asked {
-            Some(answer) => answer.await.ok(),
-            None => None,
-        };
-        match answer {
+        let mut asked = if self.max_wait_us > 0 { self.send_question(key, charge) } else { None };
+        match self.wait_for_store(&mut asked, self.max_wait_us).await {
             Some(ExactAnswer { reply, .. }) => self.store_decision(&reply, cost),
             None => self.by_outage_policy(key, cost, slot_within_us),
         }
+    }
+
+    /// Sends a question to the store, which has to answer as soon as the limit says, whoever waits for it.
+    pub(super) fn send_question(&self, key: &[u8], charge: Charge) -> Option<AskedStore> {
+        self.send_exact(key, charge, self.state.terms.max_wait_us)
+    }
+
+    /// Waits for the answer, `for_us` at most. Where it may still come after that, `asked` is left.
+    pub(super) async fn wait_for_store(
+        &self,
+        asked: &mut Option<AskedStore>,
+        for_us: u64,
+    ) -> Option<ExactAnswer> {
+        let answer = asked.as_mut()?;
+        let answer = if for_us < self.state.terms.max_wait_us {
+            tokio::select! {
+                biased;
+                answer = answer => answer,
+                _ = self.sleep(Duration::from_micros(for_us)) => return None,
+            }
+        } else {
+            // The call ends by then.
+            answer.await
+        };
+        *asked = None;
+        answer.ok()?.ok()
     }
 
     /// Sends a question to the store, which has to answer within `max_wait_us`. `None` if nobody will.
@@ -231,7 +252,7 @@ impl ActiveLimit {
         key: &[u8],
         charge: Charge,
         max_wait_us: u64,
-    ) -> Option<oneshot::Receiver<ExactAnswer>> {
+    ) -> Option<AskedStore> {
         let (limit, info) = (self.state.index, self.info);
         let Charge { cost, slot_within_us, deed } = charge;
         let (rule, key) = (info.key_rule.as_ref()?, key.into());

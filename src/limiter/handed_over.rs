@@ -339,6 +339,6 @@ impl ActiveLimit {
         let within = Duration::from_micros(max_wait_us);
         let silent = || StoreError::TimedOut(within);
         let answer = self.send_exact(key, charge, max_wait_us).ok_or_else(silent)?;
-        answer.await.map(|_| ()).map_err(|_| silent())
+        answer.await.map_err(|_| silent())?.map(|_| ())
     }
 }

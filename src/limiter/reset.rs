@@ -168,8 +168,12 @@ impl ActiveLimit {
         let Some(answer) = self.send_exact(name, charge, max_wait_us) else {
             return Err(ResetError::Ended { limit: self.name() });
         };
-        let not_taken = |_| self.reset_not_taken(Duration::from_micros(max_wait_us));
-        answer.await.map(|_| ()).map_err(not_taken)
+        match answer.await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(ResetError::Store { limit: self.name(), error }),
+            // The store is away, and was not asked.
+            Err(_) => Err(self.reset_not_taken(Duration::from_micros(max_wait_us))),
+        }
     }
 
     fn reset_not_taken(&self, within: Duration) -> ResetError {

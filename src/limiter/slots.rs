@@ -58,15 +58,10 @@ struct Asked<'a> {
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        let Some(answer) = self.answer.take() else { return };
-        let SlotAsk { owed, own, ahead } = self.ask;
-        let ask = SlotAsk { owed, own: 0, ahead: own.saturating_add(ahead) };
-        let _ = self.of.slots.with(self.of.key, self.now, |entry| {
-            // One at a time is waited for.
-            if entry.asked.is_none() {
-                entry.asked = Some((ask, answer));
-            }
-        });
+        if let Some(answer) = self.answer.take() {
+            let abandon = |entry: &mut SlotKey| entry.abandon(self.ask, answer);
+            let _ = self.of.slots.with(self.of.key, self.now, abandon);
+        }
     }
 }
 
@@ -224,7 +219,7 @@ impl ActiveLimit {
         let (rule, begun) = (of.slots.rule, self.now());
         let is_long = of.slots.with(of.key, begun, |entry| entry.held.is_long(rule, begun));
         if is_long != Some(true) {
-            return self.ask_store_for_slot(of, wanted, false).await;
+            return self.ask_store_for_slot(of, wanted, (false, max_wait_us)).await;
         }
         let _waiter = SlotWaiter::new(of, cost, begun);
         let line = LineEntry::new(self.waiting(), of.key);
@@ -236,23 +231,24 @@ impl ActiveLimit {
             }
         };
         // Who came before may have brought slots for all, in the time that this caller had.
+        let waited_us = self.now().micros_since(begun);
         let within_us = match within_us {
             u64::MAX => u64::MAX,
-            within_us => within_us.saturating_sub(self.now().micros_since(begun)),
+            within_us => within_us.saturating_sub(waited_us),
         };
         let wanted = SlotRequest { cost, within_us, is_again: true };
         if let Some(slot) = self.look_if_sure(of, wanted) {
             return slot;
         }
-        self.ask_store_for_slot(of, wanted, true).await
+        self.ask_store_for_slot(of, wanted, (true, max_wait_us.saturating_sub(waited_us))).await
     }
 
-    /// Asks the store, `for_others` too.
+    /// Asks the store, `for_others` too, and waits for the answer so long at most.
     async fn ask_store_for_slot(
         &self,
         of: SlotsOf<'_>,
         wanted: SlotRequest,
-        for_others: bool,
+        (for_others, for_us): (bool, u64),
     ) -> Slot {
         let SlotRequest { cost, within_us, .. } = wanted;
         let (rule, now) = (of.slots.rule, self.now());
@@ -264,12 +260,12 @@ impl ActiveLimit {
         let deed = Deed::Ask;
         let charge = Charge { cost: ask.tokens(), slot_within_us: within_us, deed };
         let mut asked = Asked { of, now, ask, answer: None };
-        asked.answer = self.send_exact(of.key, charge, self.max_wait_us);
-        let answer = match &mut asked.answer {
-            Some(answer) => answer.await.ok(),
-            None => None,
-        };
-        asked.answer = None;
+        asked.answer = self.send_question(of.key, charge);
+        let answer = self.wait_for_store(&mut asked.answer, for_us).await;
+        if asked.answer.is_some() {
+            drop(asked);
+            return self.slot_at_once(of, SlotRequest { is_again: true, ..wanted });
+        }
         let Some(grant) = answer.as_ref().and_then(ExactAnswer::slot_grant) else {
             // A share's slots are none of the store's.
             let decision = self.by_outage_policy(of.key, cost, within_us);

@@ -269,7 +269,7 @@ impl ActiveLimit {
                 // Sooner, the store is not asked again.
                 wait = wait.max(Duration::from_micros(self.state.terms.max_wait_us));
             }
-            let is_over = decision.is_allowed() || micros(wait) > left_us;
+            let is_over = decision.is_allowed() || left_us == 0 || micros(wait) > left_us;
             if is_over || !self.sleep(wait).await {
                 return decision;
             }

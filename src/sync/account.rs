@@ -145,7 +145,9 @@ impl Account {
             level: known.tokens().saturating_mul(unit),
             leased: 0,
             at: now.minus_micros(age_us),
-            window_ends_latest: now.plus_micros(terms.scale.longest_window_us() as u64),
+            window_ends_latest: now
+                .minus_micros(age_us)
+                .plus_micros(terms.scale.longest_window_us() as u64),
         });
         Self {
             spending: Spending::new(bucket.credit_at_rest(), now),

@@ -22,6 +22,8 @@ use crate::time::Timestamp;
 
 mod key;
 mod message;
+#[cfg(test)]
+mod tests;
 
 use key::{Caller, Flight, KeyPermits};
 #[cfg(feature = "server")]
@@ -79,13 +81,16 @@ pub(crate) struct PermitCounts {
 pub(crate) struct Permits {
     terms: PermitTerms,
     keys: HashMap<PermitKey, KeyPermits>,
+    /// The one of them about which there is nothing to know any more: its messages find out whether the store is back.
+    probe: Option<PermitKey>,
     /// When a key has to be looked at.
     timers: BTreeSet<(Timestamp, PermitKey)>,
     outage: ExactOutage,
     /// When the last message was sent that the store has answered.
     acknowledged: Option<Timestamp>,
     /// When a message was sent or failed last, and when the first was sent of those that the store has left unanswered since it
-    /// answered last. With a lease between them a new row begins.
+    /// answered last. With a lease between them a new row begins, if no outage policy decides. While a row lasts, there is a key
+    /// that asks.
     tried: Timestamp,
     unanswered_from: Option<Timestamp>,
     outputs: VecDeque<PermitOutput>,
@@ -102,6 +107,7 @@ impl Permits {
         Self {
             terms,
             keys: HashMap::new(),
+            probe: None,
             timers: BTreeSet::new(),
             outage: ExactOutage::default(),
             acknowledged: None,
@@ -149,7 +155,7 @@ impl Permits {
         if ask.cost == 0 || ask.cost > max {
             return Err(AcquireError::Cost { limit, cost: ask.cost, max });
         }
-        if self.keys.len() >= max_keys && !self.keys.contains_key(key) {
+        if self.keys_in_use() >= max_keys && !self.keys.contains_key(key) {
             return Err(AcquireError::TooManyKeys { limit, max_keys });
         }
         Ok(())
@@ -260,10 +266,7 @@ impl Permits {
                 self.handed_over(&flight, || Err(error.clone()));
                 state.has_news = true;
                 state.backoff.failed(now, RETRY_FIRST_US, RETRY_MAX_US);
-                let is_foreign = matches!(error, StoreError::ForeignKey { .. });
-                if is_foreign || self.is_silent(now) {
-                    self.note_outage(Err(error), flight.sent, now);
-                }
+                self.note_failure(error, flight.sent, now);
                 self.serve(key, &mut state, now);
                 if self.outage.is_on_policy() {
                     self.refuse_asking(key, &mut state, flight.last_ticket);
@@ -303,7 +306,12 @@ impl Permits {
 
     /// Whether nothing is held or waited for, and the store knows that.
     pub(crate) fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        self.keys_in_use() == 0
+    }
+
+    /// Keys about which there is something to know: all but the probe.
+    fn keys_in_use(&self) -> usize {
+        self.keys.len() - usize::from(self.probe.is_some())
     }
 
     /// Whether no message is under way.
@@ -327,6 +335,18 @@ impl Permits {
     fn is_silent(&self, now: Timestamp) -> bool {
         let is_over = |at: Timestamp| now >= at.plus_micros(LEASE_US);
         self.acknowledged.is_none_or(is_over) && self.unanswered_from.is_some_and(is_over)
+    }
+
+    /// A message that was sent at `sent` came to nothing.
+    fn note_failure(&mut self, error: StoreError, sent: Timestamp, now: Timestamp) {
+        if matches!(error, StoreError::ForeignKey { .. }) {
+            // The store answers: only this key cannot be had.
+            self.unanswered_from = None;
+            self.note_outage(Ok(()), sent, now);
+            self.note_outage(Err(error), now, now);
+        } else if self.is_silent(now) {
+            self.note_outage(Err(error), sent, now);
+        }
     }
 
     fn note_outage(&mut self, outcome: Result<(), StoreError>, began: Timestamp, now: Timestamp) {
@@ -483,22 +503,35 @@ impl Permits {
         state
     }
 
-    /// Tells the store what is due, and keeps the key for as long as there is something to know about it.
+    /// Tells the store what is due, and keeps the key for as long as there is something to know about it. The last key stays
+    /// beyond that while the store leaves messages unanswered, as the probe: else nobody would find out that it is back.
     fn put(&mut self, key: &PermitKey, mut state: KeyPermits, now: Timestamp) {
         if self.send_at(&state) <= now && self.outage.may_call(now, self.terms.max_wait_us) {
             self.send(key, &mut state, now);
         }
-        let send_at = self.send_at(&state);
-        // A key that only owes the store a message is forgotten when the store has forgotten it.
-        let owes = state.flight.is_some() || send_at < Timestamp::NEVER && now < state.known_until;
-        if state.is_unused() && !owes {
-            return;
+        let was_probe = self.probe.take_if(|probe| *probe == *key).is_some();
+        let is_probe = state.is_unused() && (was_probe || !self.owes(&state, now));
+        if is_probe {
+            if state.flight.is_none() {
+                if self.unanswered_from.is_none() || !self.keys.is_empty() {
+                    return;
+                }
+                state.has_news = true;
+            }
+            self.probe = Some(key.clone());
         }
-        let may_forget = state.is_unused() && state.flight.is_none();
+        let send_at = self.send_at(&state);
+        let may_forget = state.is_unused() && state.flight.is_none() && !is_probe;
         let forget_at = if may_forget { state.known_until } else { Timestamp::NEVER };
         state.timer = state.deadline().min(send_at).min(forget_at).max(now.plus_micros(1));
         self.timers.insert((state.timer, key.clone()));
         self.keys.insert(key.clone(), state);
+    }
+
+    /// Whether the store has not answered yet, or is to be told something. A key that only owes it a message is forgotten when
+    /// the store has forgotten it.
+    fn owes(&self, state: &KeyPermits, now: Timestamp) -> bool {
+        state.flight.is_some() || self.send_at(state) < Timestamp::NEVER && now < state.known_until
     }
 
     /// When the next message about a key is due.
@@ -509,7 +542,9 @@ impl Permits {
 
     fn send(&mut self, key: &PermitKey, state: &mut KeyPermits, now: Timestamp) {
         self.last_sequence += 1;
-        if self.unanswered_from.is_none() || now >= self.tried.plus_micros(LEASE_US) {
+        // While the policy decides, messages are as rare as the longest wait of callers says.
+        let is_new_row = now >= self.tried.plus_micros(LEASE_US) && !self.outage.is_on_policy();
+        if self.unanswered_from.is_none() || is_new_row {
             self.unanswered_from = Some(now);
         }
         self.tried = now;
@@ -529,42 +564,4 @@ impl Permits {
 /// By the store's record others may have them by now, or an outage policy gave them.
 fn not_held() -> StoreError {
     StoreError::Server("this process does not hold the permits by the store's record".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::limit::Concurrency;
-
-    fn at(millis: u64) -> Timestamp {
-        Timestamp::from_micros(1000 * millis)
-    }
-
-    /// One lost message of a node that had been idle gave it its share, beside what others held.
-    #[test]
-    fn idle_node_follows_its_policy_only_when_the_store_was_silent_for_a_lease() {
-        let limit = Concurrency::new("x", 1).outage(OutagePolicy::Open);
-        let mut permits = Permits::new(limit.validate(false, 16, 10).unwrap(), 1);
-        let key: PermitKey = b"a"[..].into();
-        let mut outcomes = Vec::new();
-        for attempt in 0..60 {
-            let now = 10_000 + 60 * attempt;
-            let _ = permits.acquire(&key, PermitAsk { cost: 1, within_us: None }, at(now));
-            permits.tick(at(now));
-            permits.tick(at(now + 51));
-            while let Some(output) = permits.poll_output() {
-                match output {
-                    PermitOutput::Decided { outcome, .. } => outcomes.push((now, outcome.is_ok())),
-                    PermitOutput::Send { key, message } => {
-                        let lost = Err(StoreError::TimedOut(Duration::from_millis(50)));
-                        permits.answered(&key, message.sequence, lost, at(now + 51));
-                    }
-                    PermitOutput::Outage(_) | PermitOutput::HandedOver { .. } => {}
-                }
-            }
-        }
-        let first = outcomes.iter().find(|(_, is_given)| *is_given).map(|(now, _)| *now);
-        assert!(first.is_some_and(|now| now >= 10_000 + 2_000 - 60), "{outcomes:?}");
-        assert!(outcomes.iter().take(20).all(|(_, is_given)| !is_given), "{outcomes:?}");
-    }
 }

@@ -244,16 +244,19 @@ impl HeldSlots {
         self.round_trip_us.is_some_and(|us| rule.micros(self.queue(rule, now)) > 2 * us)
     }
 
-    /// What the store is to be asked for by a caller on behalf of others too, who wait for so many tokens.
+    /// What the store is to be asked for by a caller on behalf of others too, who wait for so many tokens, of which some are
+    /// on their way.
     pub(crate) fn wanted_for(
-        &self,
+        &mut self,
         rule: &TurnRule,
-        (own, others): (u32, u32),
+        (own, others, coming): (u32, u32, u32),
         now: Timestamp,
         tick_us: u64,
         nodes: u32,
     ) -> SlotAsk {
+        self.demand.observe(now, tick_us);
         let ahead = others.saturating_add(self.ahead(rule, now, tick_us, nodes));
+        let ahead = ahead.saturating_sub(coming);
         // Others may wait too: no more than what can begin within the queue. By an older view the store may be asked for as
         // much again.
         let room = rule.max_delay(u64::MAX).saturating_sub(self.queue(rule, now));
@@ -432,8 +435,8 @@ mod tests {
     fn caller_who_asks_for_a_crowd_takes_no_more_than_the_queue_holds() {
         let (rule, mut held) = (rule(), HeldSlots::default());
         held.install(&rule, asked(0, 1, 0), grant(true, 0, 5)).unwrap();
-        assert_eq!(held.wanted_for(&rule, (1, 500), at(0), TICK_US, 4), asked(0, 1, 4));
-        assert_eq!(held.wanted_for(&rule, (100, 900), at(0), TICK_US, 4), asked(0, 100, 0));
+        assert_eq!(held.wanted_for(&rule, (1, 500, 0), at(0), TICK_US, 4), asked(0, 1, 4));
+        assert_eq!(held.wanted_for(&rule, (100, 900, 0), at(0), TICK_US, 4), asked(0, 100, 0));
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl<'a> Part<'a> {
         let is_counted = matches!(look.source, Source::Local(_)) && self.stage() != Stage::Slot;
         // It tells about one token.
         let lacks = is_counted && self.cost > 1 && look.remaining() < self.cost.into();
-        let look = Decision { allowed: look.allowed && !lacks, cost: self.cost.max(1), ..look };
+        let look = Decision { allowed: look.allowed && !lacks, ..look.about(self.cost) };
         Some(look.shadowed(self.limit.is_shadow()))
     }
 

@@ -173,3 +173,42 @@ fn callers_can_wait_without_a_runtime_and_are_denied_if_the_limiter_s_has_ended(
     drop(runtime);
     assert!(wait(&limit).is_denied());
 }
+
+/// One caller whose own deadline was short began an outage for all others.
+#[cfg(all(feature = "testing", feature = "server"))]
+#[tokio::test]
+async fn caller_in_a_hurry_says_nothing_of_the_store() {
+    use crate::limit::OutagePolicy;
+    use crate::testing::ScriptedStore;
+
+    let queue = LeakyBucket::per_second(10).queue(SECOND);
+    for limit in [Limit::new("x", Quota::per_second(10)).exact(), Limit::new("x", queue).strict()] {
+        let clock = ManualClock::new();
+        let store = ScriptedStore::new(&clock);
+        let limit = limit.outage(OutagePolicy::Closed);
+        let builder = Limiter::builder().limit(limit).store(store.clone()).clock(&clock);
+        let limiter = builder.build().unwrap();
+        for _ in 0..200 {
+            pass(&clock, &limiter, millis(10)).await;
+        }
+        store.set_round_trip(millis(4));
+        let limit = limiter.async_limit("x").unwrap().0;
+        let ask = async |limit: &ActiveLimit| {
+            let mut asked = pin!(limit.check_sure("key"));
+            for step in 0..100 {
+                if let Poll::Ready(decision) = poll(asked.as_mut()) {
+                    return (decision.is_sure(), step / 10);
+                }
+                clock.advance(Duration::from_micros(100));
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            panic!("nobody answers");
+        };
+        for _ in 0..3 {
+            assert_eq!(ask(&limit.clone().within(millis(1))).await, (false, 1), "{limit:?}");
+        }
+        assert!(ask(&limit).await.0, "the store was not asked: {limit:?}");
+    }
+}

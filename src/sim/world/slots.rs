@@ -122,7 +122,7 @@ pub(super) struct SlotCall {
 /// Who hears of an answer.
 enum Asker {
     /// The key, when it is looked at next.
-    Key(oneshot::Sender<ExactAnswer>),
+    Key(oneshot::Sender<Result<ExactAnswer, StoreError>>),
     Caller {
         request: SlotRequest,
         ask: SlotAsk,
@@ -389,7 +389,7 @@ impl World {
         let (request, ask, is_first) = match asker {
             Asker::Key(done) => {
                 // The key may have been forgotten meanwhile.
-                let _ = done.send(answer);
+                let _ = done.send(Ok(answer));
                 return;
             }
             Asker::Caller { request, ask, is_first } => (request, ask, is_first),

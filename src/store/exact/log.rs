@@ -92,7 +92,9 @@ impl Record for LogRecord {
         } else if !is_allowed {
             let enough = total + ask as u64 - tokens;
             let last = known.entries.partition_point(|&(_, spent)| spent < enough);
-            retry_us = known.entries.get(last).map_or(0, |&(at, _)| at + period_us - now);
+            // More than the limit ever allows has to come back too.
+            let enough_us = |&(at, _): &(u64, u64)| at + period_us - now;
+            retry_us = known.entries.get(last).map_or(period_us, enough_us);
         }
         let returns_us =
             |entry: Option<&(u64, u64)>| entry.map_or(0, |&(at, _)| at + period_us - now);

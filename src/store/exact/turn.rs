@@ -18,6 +18,9 @@ pub(super) struct TurnRecord {
     rule: [i64; 3],
 }
 
+/// No key is further ahead: what it owes beyond that, 17 years, is forgotten. In units it is below [`STATE_MAX`].
+const AHEAD_MAX_US: i64 = 1 << 49;
+
 /// Units as a span.
 fn span(rule: &TurnRule, units: u64) -> [f64; 2] {
     let rate = rule.scale().rate as u64;
@@ -39,7 +42,8 @@ pub(super) fn numbers(rule: &TurnRule, request: &ExactRequest) -> Numbers {
     };
     let most = if request.deed == Deed::Charge { Some(STATE_MAX) } else { most };
     let most = most.map_or([-1.0, 0.0], |most| span(rule, most));
-    let cost = span(rule, rule.units_of(request.cost.into()));
+    let [cost_us, cost_part] = span(rule, rule.units_of(request.cost.into()));
+    let cost = [cost_us.min(AHEAD_MAX_US as f64), cost_part];
     let (cost, was) = match request.deed {
         Deed::Return(SpentAt { at_us, ahead }) => {
             let [ahead_us, part] = span(rule, ahead);
@@ -123,6 +127,9 @@ impl Record for TurnRecord {
             }
             if free.0 < now {
                 free = (now, 0);
+            }
+            if free.0 - now > AHEAD_MAX_US {
+                free = (now + AHEAD_MAX_US, 0);
             }
             is_written = true;
         }

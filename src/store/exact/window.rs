@@ -85,7 +85,7 @@ impl Record for WindowRecord {
             i128::from(current) + i128::from(ask) + counted as i128 <= tokens.into()
         };
         if is_allowed && cost != 0 && (cost > 0 || record.is_some()) {
-            current += cost.max(0) as u64;
+            current = (current + cost.max(0) as u64).min(u32::MAX.into());
             is_written = true;
         }
         if is_written {

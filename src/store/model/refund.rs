@@ -11,11 +11,18 @@ impl Key {
         if entry.refunded == 0 || !self.is_of_window_now(entry) {
             return;
         }
+        if self.scale.curve == Curve::SlidingLog {
+            // What was spent now is charged now; what goes back is of the oldest charges.
+            self.slots.settle(&self.scale, self.level, self.stamp_us);
+        }
         let most = match self.scale.curve {
             Curve::SlidingWindow => self.scale.burst - self.counted(self.previous, self.stamp_us),
             _ => self.scale.burst,
         };
-        let units = entry.refunded.saturating_mul(self.scale.token);
+        // What was spent beyond the burst, because another plan had allowed it, comes first: it is not in the level.
+        let of_beyond = entry.refunded.min(self.beyond[0]);
+        self.beyond[0] -= of_beyond;
+        let units = (entry.refunded - of_beyond).saturating_mul(self.scale.token);
         self.level = self.level.max(self.level.saturating_add(units).min(most));
         self.charged = (self.charged - entry.refunded).max(0);
     }

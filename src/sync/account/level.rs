@@ -17,6 +17,15 @@ pub(super) struct StoreView {
     pub(super) window_ends_latest: Timestamp,
 }
 
+impl StoreView {
+    /// Whether it is a view of windows that is so old that the key is full by now, if no other node spends. That the store has
+    /// forgotten its record since is no loss.
+    fn is_surely_full(&self, now: Timestamp, scale: &Scale) -> bool {
+        let full_us = scale.full_us(scale.burst.saturating_sub(self.level));
+        scale.curve != Curve::Refill && now.micros_since(self.at) >= full_us
+    }
+}
+
 /// The window in which the store answered.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoredWindow {
@@ -64,6 +73,9 @@ impl Level {
     /// The level at `now` if no other node spends, in units.
     pub(super) fn estimate(&self, now: Timestamp, scale: &Scale) -> Option<i64> {
         self.view.map(|view| {
+            if view.is_surely_full(now, scale) {
+                return scale.burst;
+            }
             let windows = match now.as_micros().checked_sub(view.window_ends_latest.as_micros()) {
                 Some(since_us) => 1 + (since_us / scale.window_us() as u64) as i64,
                 None => 0,

@@ -2,6 +2,7 @@
 
 use super::Account;
 use crate::limit::Terms;
+use crate::quota::Curve;
 use crate::sync::message::OUTSTANDING_MAX;
 use crate::time::Timestamp;
 
@@ -85,8 +86,10 @@ impl Account {
     ) -> u32 {
         self.collect(now, true);
         let (unsent, mut left) = (&mut self.spending.unsent, i64::from(tokens));
-        // Whose tokens they are does not matter, if they are of one window.
-        let is_same = decided > self.spending.reported || from_us.is_some();
+        // Whose tokens they are does not matter, if they are of one window. Those of a log return one by one: what was
+        // spent later must not return sooner.
+        let is_one_window = from_us.is_some() && self.scale.curve != Curve::SlidingLog;
+        let is_same = decided > self.spending.reported || is_one_window;
         if is_same && self.policy.is_none() {
             let spent = left.min(unsent.spent);
             unsent.spent -= spent;

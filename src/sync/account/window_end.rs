@@ -59,7 +59,7 @@ mod tests {
 
     use super::super::{Account, Agreement, Cluster};
     use super::*;
-    use crate::algorithm::{FixedWindow, SlidingWindow};
+    use crate::algorithm::{FixedWindow, Rule, SlidingLog, SlidingWindow};
     use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table, Verdict};
     use crate::limit::{Limit, Terms};
     use crate::quota::{Curve, Quota, Scale};
@@ -112,6 +112,35 @@ mod tests {
             can_wait: false,
         };
         account.bucket.decide(ask, at(us)).is_allowed()
+    }
+
+    /// The key was denied for a window more each time that it came back, and its record was said to be lost.
+    #[test]
+    fn key_that_comes_back_after_its_window_is_full() {
+        let of_window = |rule: Rule| Limit::new("x", rule).credit(0).validate_hybrid(1).unwrap();
+        let second_us = 1_000_000;
+        for (rule, longest) in [
+            (Rule::from(FixedWindow::per_second(20)), 1),
+            (SlidingWindow::per_second(20).into(), 2),
+            (SlidingLog::per_second(20).into(), 2),
+        ] {
+            let terms = of_window(rule);
+            for left in [0, 1, 19] {
+                let begun = account_of(&terms);
+                begun.bucket.set_view(left, at(10 * second_us), 0, Timestamp::ZERO);
+                let claim_at = |us| {
+                    let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+                    let key = b"key"[..].into();
+                    let bucket = begun.bucket.clone();
+                    let mut back = Account::new(bucket, key, 0, cluster, &terms, at(us));
+                    report(&mut back, &terms, us).claim
+                };
+                let told = left * terms.scale.token;
+                assert_eq!(claim_at(10 * second_us + 1_000), Some(told), "{rule:?}");
+                let later = 10 * second_us + longest * second_us + 100_000;
+                assert_eq!(claim_at(later), Some(terms.scale.burst), "{rule:?}, {left} were left");
+            }
+        }
     }
 
     fn report(account: &mut Account, terms: &Terms, us: u64) -> Entry {

@@ -1,0 +1,186 @@
+//! One node, whose store is away and comes back.
+
+use super::*;
+use crate::limit::Concurrency;
+
+fn at(millis: u64) -> Timestamp {
+    Timestamp::from_micros(1000 * millis)
+}
+
+/// One lost message of a node that had been idle gave it its share, beside what others held.
+#[test]
+fn idle_node_follows_its_policy_only_when_the_store_was_silent_for_a_lease() {
+    let limit = Concurrency::new("x", 1).outage(OutagePolicy::Open);
+    let mut permits = Permits::new(limit.validate(false, 16, 10).unwrap(), 1);
+    let key: PermitKey = b"a"[..].into();
+    let mut outcomes = Vec::new();
+    for attempt in 0..60 {
+        let now = 10_000 + 60 * attempt;
+        let _ = permits.acquire(&key, PermitAsk { cost: 1, within_us: None }, at(now));
+        permits.tick(at(now));
+        permits.tick(at(now + 51));
+        while let Some(output) = permits.poll_output() {
+            match output {
+                PermitOutput::Decided { outcome, .. } => outcomes.push((now, outcome.is_ok())),
+                PermitOutput::Send { key, message } => {
+                    let lost = Err(StoreError::TimedOut(Duration::from_millis(50)));
+                    permits.answered(&key, message.sequence, lost, at(now + 51));
+                }
+                PermitOutput::Outage(_) | PermitOutput::HandedOver { .. } => {}
+            }
+        }
+    }
+    let first = outcomes.iter().find(|(_, is_given)| *is_given).map(|(now, _)| *now);
+    assert!(first.is_some_and(|now| now >= 10_000 + 2_000 - 60), "{outcomes:?}");
+    assert!(outcomes.iter().take(20).all(|(_, is_given)| !is_given), "{outcomes:?}");
+}
+
+const UNREACHABLE: StoreError = StoreError::Unreachable(String::new());
+
+/// A node that is alone with its store, which answers each message at once.
+struct Alone {
+    permits: Permits,
+    now: Timestamp,
+    /// Why messages come to nothing, if they do.
+    failure: Option<StoreError>,
+    messages: u32,
+}
+
+impl Alone {
+    /// With `Open`; the store cannot be reached.
+    fn cut_off(max_keys: usize) -> Self {
+        let limit = Concurrency::new("x", 10).outage(OutagePolicy::Open);
+        let permits = Permits::new(limit.validate(false, 16, max_keys).unwrap(), 1);
+        Self { permits, now: Timestamp::ZERO, failure: Some(UNREACHABLE), messages: 0 }
+    }
+
+    /// Whether a caller gets a permit of `key` before the store has said anything.
+    fn gets_at_once(&mut self, key: &[u8]) -> bool {
+        let ask = PermitAsk { cost: 1, within_us: None };
+        let in_use = self.permits.counts().in_use;
+        let asked = self.permits.acquire(&PermitKey::from(key), ask, self.now);
+        let is_granted = asked.is_ok() && self.permits.counts().in_use > in_use;
+        self.answer();
+        is_granted
+    }
+
+    fn release(&mut self, key: &[u8]) {
+        self.permits.release(&PermitKey::from(key), 1, self.now);
+        self.answer();
+    }
+
+    /// The store answers what was sent.
+    fn answer(&mut self) {
+        while let Some(output) = self.permits.poll_output() {
+            let PermitOutput::Send { key, message } = output else { continue };
+            self.messages += 1;
+            let PermitMessage { sequence, want, .. } = message;
+            let reply = PermitReply {
+                held: want,
+                held_by_all: want,
+                give: 0,
+                give_in_us: 0,
+                poll_us: 20_000,
+                taken_over: 0,
+            };
+            let result = self.failure.clone().map_or(Ok(reply), Err);
+            self.permits.answered(&key, sequence, result, self.now);
+        }
+    }
+
+    /// Time passes: nothing happens but what is due.
+    fn pass(&mut self, until: Timestamp) {
+        while self.permits.poll_timeout() <= until {
+            self.now = self.permits.poll_timeout().max(self.now);
+            self.permits.tick(self.now);
+            self.answer();
+        }
+        self.now = until;
+    }
+
+    fn is_on_policy(&self) -> bool {
+        self.permits.outage.is_on_policy()
+    }
+}
+
+/// A node whose store was away for three seconds, and that had let go of all permits by then.
+fn idle_after_three_seconds_without_the_store() -> Alone {
+    let mut node = Alone::cut_off(1);
+    for step in 0..60 {
+        node.pass(at(50 * step));
+        node.gets_at_once(b"a");
+    }
+    assert!(node.is_on_policy() && node.permits.counts().in_use > 0);
+    while node.permits.counts().in_use > 0 {
+        node.release(b"a");
+    }
+    node
+}
+
+/// Its policy went on until somebody asked it, an hour later maybe, and gave what others held by then.
+#[test]
+fn policy_of_an_idle_node_ends_with_the_outage_and_nothing_is_asked_after() {
+    let mut node = idle_after_three_seconds_without_the_store();
+    node.pass(at(10_000));
+    assert!(node.is_on_policy());
+    node.failure = None;
+    node.pass(at(10_500));
+    assert!(!node.is_on_policy());
+    assert_eq!(node.permits.poll_timeout(), Timestamp::NEVER);
+    node.pass(at(60_000));
+    assert!(!node.gets_at_once(b"a"));
+    assert_eq!(node.permits.counts().in_use, 1, "the store gives it");
+}
+
+/// The first caller after a pause was served, and the others were refused for two seconds.
+#[test]
+fn policy_of_an_idle_node_goes_on_with_the_outage_and_the_store_is_asked_twice_a_second() {
+    let mut node = idle_after_three_seconds_without_the_store();
+    node.pass(at(60_000));
+    assert!((100..150).contains(&node.messages), "{}", node.messages);
+    assert!(node.gets_at_once(b"a"));
+    for later in 1..200 {
+        node.pass(at(60_000 + 10 * later));
+        assert!(node.gets_at_once(b"a"), "{later}");
+    }
+}
+
+/// The key was forgotten before the policy could begin, each time anew.
+#[test]
+fn policy_begins_though_callers_come_each_five_seconds_only() {
+    let mut node = Alone::cut_off(1);
+    for second in (0..60).step_by(5) {
+        node.pass(at(1000 * second));
+        let is_granted = node.gets_at_once(b"a");
+        assert_eq!(is_granted, second > 0, "{second}");
+        if is_granted {
+            node.release(b"a");
+        }
+    }
+}
+
+#[test]
+fn key_that_asks_whether_the_store_is_back_takes_no_room_and_shutdown_does_not_wait_for_it() {
+    let mut node = idle_after_three_seconds_without_the_store();
+    assert!(!node.permits.is_empty(), "the store may have it down for what it asked for last");
+    node.pass(at(6_000));
+    let messages = node.messages;
+    node.pass(at(10_000));
+    assert!(node.messages > messages && node.permits.is_empty());
+    assert!(node.gets_at_once(b"b"), "there is room for one key");
+    assert!(!node.permits.is_empty());
+    node.release(b"b");
+    node.pass(at(20_000));
+    assert!(node.permits.is_empty());
+    assert_eq!(node.permits.keys.len(), 1);
+}
+
+/// Another program's value is in the way for as long as nobody removes it.
+#[test]
+fn store_that_has_another_programs_value_is_there_and_is_not_asked_for_ever() {
+    let mut node = idle_after_three_seconds_without_the_store();
+    node.failure = Some(StoreError::ForeignKey { key: "a".to_owned(), found: "list".to_owned() });
+    node.pass(at(10_000));
+    assert!(!node.is_on_policy() && node.permits.is_empty());
+    assert_eq!(node.permits.poll_timeout(), Timestamp::NEVER);
+}
