@@ -895,6 +895,56 @@ async fn descriptor_is_charged_despite_a_denial_only_with_charge_always() {
     .await;
 }
 
+/// Envoy asks with no hits, and tells after the response what it cost (`apply_on_stream_done`), whatever is answered. What a
+/// limit had not was never charged, so that each look was OK for ever.
+#[tokio::test]
+async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_is_charged_in_full()
+{
+    let redis = RedisServer::start();
+    for of_limit in [
+        "algorithm = \"fixed-window\"\n",
+        "algorithm = \"sliding-window\"\nmode = \"local\"\n",
+        "algorithm = \"sliding-log\"\nmode = \"exact\"\n",
+        "burst = 1000\nmode = \"exact\"\n",
+        "burst = 1000\n",
+    ] {
+        for (charge, last) in [("in-full", "OVER 0"), ("always", "OK 200")] {
+            let toml = format!(
+                "[domains.ai.user]\nquota = \"1000/d\"\ncharge = \"{charge}\"\n{of_limit}\
+                 [store]\nredis = \"{}\"\nnamespace = \"{charge}-{}\"\n",
+                redis.url(),
+                of_limit.len()
+            );
+            let config = Config::from_toml(&toml).unwrap();
+            let limiter = config.builder().build().unwrap();
+            let service = Service::new(config, limiter).unwrap();
+            let of = |hits: u32| {
+                let entries = json!([{"key": "user", "value": "x"}]);
+                json!({"domain": "ai", "descriptors": [{"entries": entries, "hitsAddend": hits}]})
+            };
+            let shows = async |expected: &str| {
+                let latest = Instant::now() + Duration::from_secs(10);
+                loop {
+                    let look = shown(&ask(&service, &of(0)).await.1);
+                    if look == expected || Instant::now() >= latest {
+                        assert_eq!(look, expected, "{toml}");
+                        break;
+                    }
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            for expected in ["OK 1000", "OK 600", "OK 200"] {
+                shows(expected).await;
+                let _ = ask(&service, &of(400)).await;
+            }
+            shows(last).await;
+        }
+    }
+    let toml = "[domains.ai.user]\nquota = \"1000/d\"\ncharge = \"in-full\"\nalgorithm = \"leaky-bucket\"\n";
+    let refused = Config::from_toml(toml).unwrap_err().to_string();
+    assert!(refused.contains("cannot be \"in-full\" of a leaky bucket"), "{refused}");
+}
+
 #[tokio::test]
 async fn an_unknown_domain_is_denied_if_the_file_says_so() {
     let toml = "[domains.d.c]\nquota = \"2/h\"\n[server]\nunknown_domain = \"deny\"\n";

@@ -48,9 +48,20 @@ pub(crate) enum DescriptorRule {
     Limit {
         /// Its place among the limits of the configuration.
         limit: usize,
-        /// It is charged though another limit denies the request.
-        is_always_charged: bool,
+        charge: ChargeRule,
     },
+}
+
+/// When a descriptor's hits are charged to its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ChargeRule {
+    /// If all limits of the request allow it.
+    #[default]
+    Together,
+    /// If this limit allows it, though another one denies.
+    Always,
+    /// In any case: what this limit has not is owed. For what has been spent by then.
+    InFull,
 }
 
 /// The values that tell a descriptor's keys apart.

@@ -10,11 +10,12 @@ use std::time::Duration;
 use hmac_sha256::Hash;
 
 use super::check;
-use super::descriptor::{Descriptor, DescriptorRule, Level, WILDCARD};
+use super::descriptor::{ChargeRule, Descriptor, DescriptorRule, Level, WILDCARD};
 use super::fields::{DESCRIPTOR, Fields, LIMIT};
 use super::limits;
-use super::reading::Reading;
+use super::reading::{Reading, Setting};
 use super::warnings;
+use crate::algorithm::Rule;
 use crate::builder::Builder;
 use crate::limit::{Limit, NAME_BYTES_MAX};
 #[cfg(feature = "server")]
@@ -140,9 +141,10 @@ impl Domains<'_, '_> {
         let is_unlimited = own.flag("unlimited", self.reading).is_some_and(|flag| flag.value);
         let denies = own.flag("deny", self.reading).is_some_and(|flag| flag.value);
         let charge = own.text("charge", self.reading);
-        let is_always_charged = charge.as_ref().is_some_and(|charge| charge.value == "always");
-        if let Some(charge) = charge.filter(|_| !is_always_charged) {
-            let remedy = "must be \"always\": then it is charged though another limit denies";
+        let charge_rule = charge.as_ref().map_or(Some(ChargeRule::Together), charge_rule);
+        if let Some(charge) = charge.as_ref().filter(|_| charge_rule.is_none()) {
+            let remedy = "must be \"always\" (charged though another limit denies) or \"in-full\" (in any case: what its \
+                          limit has not is owed)";
             self.reading.mistake(&charge.place, remedy);
         }
         let of_limit = of_limit().find(|field| own.has(field));
@@ -183,10 +185,26 @@ impl Domains<'_, '_> {
                 if self.reading.mistakes.len() == before {
                     warnings::without_effect(&read, self.reading);
                 }
+                let charge_rule = charge_rule.unwrap_or_default();
+                if let (ChargeRule::InFull, Rule::LeakyBucket(_), Some(charge)) =
+                    (charge_rule, read.limit.rule(), charge)
+                {
+                    let remedy = "cannot be \"in-full\" of a leaky bucket, whose slots cannot be owed: choose another \
+                                  algorithm, or \"always\"";
+                    self.reading.mistake(&charge.place, remedy);
+                }
                 let limit = self.add(read.limit);
-                Some(DescriptorRule::Limit { limit, is_always_charged })
+                Some(DescriptorRule::Limit { limit, charge: charge_rule })
             }
         }
+    }
+}
+
+fn charge_rule(charge: &Setting<String>) -> Option<ChargeRule> {
+    match &*charge.value {
+        "always" => Some(ChargeRule::Always),
+        "in-full" => Some(ChargeRule::InFull),
+        _ => None,
     }
 }
 

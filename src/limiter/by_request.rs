@@ -31,6 +31,16 @@ impl AsyncLimit {
         }
     }
 
+    /// Charges `tokens` whatever the key has left: the rest is owed. Not of a leaky bucket. Where an override decides, nothing
+    /// is charged. `plain` is the key before it was hashed, if that matters.
+    pub(crate) fn charge_in_full(&self, key: &[u8], plain: Option<&[u8]>, tokens: u32) {
+        let asked = LookedUp { name: key, plain: plain.unwrap_or(key) };
+        if self.0.overridden(asked, 0).is_none() {
+            let limit = self.0.planned(asked);
+            limit.charge_pinned(&limit.hold(key).key, tokens);
+        }
+    }
+
     /// Gives back `tokens` of requests that nobody remembers: up to what was spent, in the present window where there are
     /// any. Only where they [can go back](Self::can_give_back). `plain` is the key before it was hashed, if that matters.
     pub(crate) fn give_back(&self, key: &[u8], plain: Option<&[u8]>, tokens: u32) {

@@ -19,7 +19,7 @@ use super::messages::{
 };
 use super::metrics::{Counted, DescriptorMetrics};
 use crate::config::{
-    Config, DescriptorRule, Domain, Matched, PathValues, REQUEST_LIMITS, UnknownDomain,
+    ChargeRule, Config, DescriptorRule, Domain, Matched, PathValues, REQUEST_LIMITS, UnknownDomain,
 };
 use crate::decision::Decision;
 use crate::error::ConfigError;
@@ -149,7 +149,7 @@ struct Limited<'a> {
     hits: u32,
     /// They go back.
     is_negative: bool,
-    is_always_charged: bool,
+    charge: ChargeRule,
 }
 
 impl<'a> Limited<'a> {
@@ -162,7 +162,7 @@ impl<'a> Limited<'a> {
             limit,
             hits: asked.hits,
             is_negative: asked.is_negative_hits,
-            is_always_charged: false,
+            charge: ChargeRule::Together,
         }
     }
 
@@ -175,6 +175,12 @@ impl<'a> Limited<'a> {
     /// How the key stands; `None` if only the store knows.
     fn look(&self) -> Option<Decision> {
         self.part(0, Patience::None).look()
+    }
+
+    /// Whether a look says that nothing more may go on: the key is blocked, or has nothing left and is charged in any case.
+    fn is_spent(&self, look: &Decision) -> bool {
+        let is_blocked = look.is_override() && look.is_denied();
+        is_blocked || self.charge == ChargeRule::InFull && look.remaining() == 0
     }
 
     fn has_hits_to_charge(&self) -> bool {
@@ -325,11 +331,11 @@ impl DomainLimits {
                 None => Status::default(),
                 Some((DescriptorRule::Unlimited, _)) => Status::unlimited(),
                 Some((DescriptorRule::Deny, _)) => Status::denied(),
-                Some((DescriptorRule::Limit { limit, is_always_charged }, values)) => {
+                Some((DescriptorRule::Limit { limit, charge }, values)) => {
                     let limit = LimitOf::File(&self.limits[*limit]);
                     let values = Values { values, own: None };
                     let mut found = Limited::new(limit, &values, (place, asked));
-                    found.is_always_charged = *is_always_charged;
+                    found.charge = *charge;
                     limited.push(found);
                     Status::default()
                 }
@@ -420,6 +426,15 @@ impl<'r, 'a> Charge<'r, 'a> {
     fn is_shadow(&self) -> bool {
         self.limited.limit.0.is_shadow()
     }
+
+    /// Charges what its limit did not allow, if it is charged in any case.
+    fn charge_rest(&self, statuses: &[Status]) {
+        let Limited { place, limit, key, plain, charge, .. } = self.limited;
+        let Status { is_charged, is_shadow_denied, .. } = statuses[*place];
+        if *charge == ChargeRule::InFull && (!is_charged || is_shadow_denied) {
+            limit.charge_in_full(key, plain.as_deref(), self.cost);
+        }
+    }
 }
 
 /// How a charge ended.
@@ -441,7 +456,8 @@ async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec
     });
     for limited in limited.iter().filter(|limited| !limited.has_hits_to_charge()) {
         let decision = limited.part(0, patience(deadline)).ask().await;
-        let outcome = Outcome { is_over: false, is_charged: false, decision: Some(decision) };
+        let is_over = limited.hits == 0 && limited.is_spent(&decision);
+        let outcome = Outcome { is_over, is_charged: false, decision: Some(decision) };
         statuses[limited.place] = status(&limited.limit, outcome);
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
@@ -451,9 +467,11 @@ async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec
     let shadows = charges.extract_if(.., |charge| !charge.is_possible && charge.is_shadow());
     let shadows: Vec<_> = shadows.collect();
     tell_looks(&shadows, &mut statuses);
-    let always = charges.extract_if(.., |charge| charge.limited.is_always_charged);
+    shadows.iter().for_each(|charge| charge.charge_rest(&statuses));
+    let always = charges.extract_if(.., |charge| charge.limited.charge != ChargeRule::Together);
     for charge in always.collect::<Vec<_>>() {
-        is_over |= !charge_all(&[charge], deadline, &mut statuses).await;
+        is_over |= !charge_all(std::slice::from_ref(&charge), deadline, &mut statuses).await;
+        charge.charge_rest(&statuses);
     }
     if is_over {
         tell_looks(&charges, &mut statuses);
@@ -554,7 +572,7 @@ fn status(limit: &AsyncLimit, Outcome { is_over, is_charged, decision }: Outcome
         let code = if is_over { Code::OverLimit } else { Code::Ok };
         return Status { code, is_shadow_denied, is_counted: true, ..Status::default() };
     };
-    let quota = decision.quota();
+    let (quota, burst) = (decision.quota(), decision.burst());
     let reset = decision.reset_after();
     Status {
         is_counted: true,
@@ -574,6 +592,7 @@ fn status(limit: &AsyncLimit, Outcome { is_over, is_charged, decision }: Outcome
             reset.as_secs() + u64::from(reset.subsec_nanos() > 0),
         )),
         is_shadow_denied,
+        burst: u32::try_from(burst).unwrap_or(u32::MAX),
     }
 }
 

@@ -109,6 +109,9 @@ pub(crate) struct Status {
     pub(crate) limit_remaining: u32,
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
     pub(crate) duration_until_reset: Option<Duration>,
+    /// The most that its key can have left.
+    #[serde(skip)]
+    pub(crate) burst: u32,
     /// A limit in shadow mode would have denied it.
     #[serde(skip)]
     pub(crate) is_shadow_denied: bool,
@@ -384,6 +387,7 @@ mod tests {
                     }),
                     limit_remaining: 0,
                     duration_until_reset: Some(Duration::from_secs(20)),
+                    burst: 10,
                     is_shadow_denied: false,
                     is_charged: false,
                     is_counted: true,

@@ -75,8 +75,7 @@ impl DescriptorMetrics {
 
     /// How many of the last hits were near the limit.
     fn near(&self, status: &Status, hits: u32) -> u32 {
-        let Some(limit) = &status.current_limit else { return 0 };
-        let most = limit.requests_per_unit;
+        let most = status.burst;
         let used = most.saturating_sub(status.limit_remaining);
         let far = (f64::from(most) * self.near_limit_ratio).floor() as u32;
         used.saturating_sub(far).min(hits)
@@ -140,18 +139,12 @@ fn sanitized(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rls::messages::CurrentLimit;
 
     #[test]
     fn hits_near_a_limit_are_those_beyond_its_part() {
         let metrics = DescriptorMetrics::new(0.8);
         let near = |remaining, hits| {
-            let limit = CurrentLimit { requests_per_unit: 10, unit: None };
-            let status = Status {
-                current_limit: Some(limit),
-                limit_remaining: remaining,
-                ..Status::default()
-            };
+            let status = Status { burst: 10, limit_remaining: remaining, ..Status::default() };
             metrics.near(&status, hits)
         };
         assert_eq!([near(9, 1), near(2, 8), near(1, 1), near(0, 10), near(1, 5)], [0, 0, 1, 2, 1]);
