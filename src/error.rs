@@ -106,7 +106,8 @@ pub enum CheckError {
     /// A request is to fit limits, and none is named.
     #[error("a request is to fit limits, and none is named")]
     NoLimit,
-    /// No bucket of this limit can ever hold so many tokens.
+    /// No bucket of this limit can ever hold so many tokens. No cost is too high for a limit that is [off](crate::Switch::Off)
+    /// or in [shadow mode](crate::Switch::Shadow), or for a key that an [override](crate::Override) blocks or allows.
     #[error("cost: {cost} on limit {limit:?} can never be admitted: the most is {max}")]
     CostTooHigh {
         /// The limit's name.

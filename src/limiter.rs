@@ -20,6 +20,7 @@ use crate::key::{Key, KeySecret};
 use crate::limit::{LimitInfo, Mode, NodeTerms};
 use crate::time::{Now, Timestamp, micros};
 
+mod above_max;
 mod alone;
 mod async_limit;
 #[cfg(feature = "server")]
@@ -190,11 +191,11 @@ impl ActiveLimit {
     /// # Errors
     ///
     /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
-    /// of slots hold.
+    /// of slots hold. No cost is too high for a limit that is [off](crate::Switch::Off) or in
+    /// [shadow mode](crate::Switch::Shadow), or for a key that an [override](crate::Override) blocks or allows.
     #[inline(always)]
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
-        self.validate_cost(cost)?;
-        Ok(self.decide_for(key, cost))
+        self.decide_n_for(key, cost)
     }
 
     /// Decides. Inlined, so that the caller does not build parts of a decision that it does not read.
@@ -305,14 +306,15 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
-    /// of slots hold.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`check_n`](Self::check_n).
     pub async fn check_sure_n<K: Key + ?Sized>(
         &self,
         key: &K,
         cost: u32,
     ) -> Result<Decision, CheckError> {
-        self.validate_cost(cost)?;
+        if cost > self.cost_max() {
+            return self.decide_above_max_for(key, cost);
+        }
         Ok(self.decide_or_ask_for(key, cost).await)
     }
 
@@ -372,12 +374,6 @@ impl ActiveLimit {
     /// second.
     pub fn excess(&self) -> Excess {
         self.state.excess()
-    }
-
-    #[inline(always)]
-    fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
-        let (limit, max) = (self.name(), self.cost_max());
-        if cost <= max { Ok(()) } else { Err(CheckError::CostTooHigh { limit, cost, max }) }
     }
 }
 
@@ -500,12 +496,10 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
-    /// of slots hold.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`ActiveLimit::check_n`].
     #[inline]
     pub fn check_n(&self, cost: u32) -> Result<Decision, CheckError> {
-        self.limit.validate_cost(cost)?;
-        Ok(self.decide(cost))
+        self.decide_n(cost)
     }
 
     /// Decides about one request that costs one token, and asks the store if this node alone cannot be sure: see
@@ -519,10 +513,11 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
-    /// of slots hold.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`ActiveLimit::check_n`].
     pub async fn check_sure_n(&self, cost: u32) -> Result<Decision, CheckError> {
-        self.limit.validate_cost(cost)?;
+        if cost > self.limit.cost_max() {
+            return self.limit.decide_above_max(self.looked_up(), cost);
+        }
         Ok(self.decide_or_ask(cost).await)
     }
 

@@ -21,8 +21,8 @@ use hyper_util::rt::TokioExecutor;
 use tidegate::http::{HeaderStyle, KeyOf, KeyedLimit, RateLimit, RateLimitLayer, Reset};
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    ActiveLimit, AsyncLimit, FixedWindow, LeakyBucket, Limit, Limiter, Quota, Rule, SlidingLog,
-    SlidingWindow,
+    ActiveLimit, AsyncLimit, FixedWindow, LeakyBucket, Limit, Limiter, Override, Quota, Rule,
+    SlidingLog, SlidingWindow, Switch,
 };
 use tower::{Layer, ServiceExt, service_fn};
 
@@ -268,6 +268,48 @@ async fn request_that_a_limit_refuses_is_charged_to_none() {
         assert_eq!(refused.status(), StatusCode::BAD_REQUEST);
         assert_eq!((left(&first, "a"), left(&second, "a")), (10, 10));
     }
+}
+
+/// Once, the limit on trial refused the request, and the other one did not decide about it.
+#[tokio::test]
+async fn no_cost_is_too_high_for_a_limit_in_shadow_mode_or_for_a_blocked_key() {
+    let builder = Limiter::builder()
+        .limit(Limit::new("tried", Quota::per_hour(10)).local().switch(Switch::Shadow))
+        .limit(Limit::new("on", Quota::per_hour(1)).local());
+    let limiter = builder.clock(&ManualClock::new()).build().unwrap();
+    limiter.overrides().set("on", Override::key("mallory").block()).await.unwrap();
+    let [tried, on] = ["tried", "on"].map(|name| limiter.limit(name).unwrap());
+    let costly = |limit: &ActiveLimit| RateLimit::new(by_header(limit.clone()).cost(|_| 11));
+    let status = async |rate_limit: RateLimit, key: &str| {
+        let layer: RateLimitLayer<String> = RateLimitLayer::new(rate_limit);
+        ask(&layer, request(key, 200)).await.status().as_u16()
+    };
+    assert_eq!(status(costly(&tried), "ann").await, 200);
+    assert_eq!(status(costly(&tried).without_waiting(), "ann").await, 200);
+    for expected in [200, 429] {
+        assert_eq!(status(costly(&tried).and(by_header(on.clone())), "ann").await, expected);
+    }
+    assert_eq!(left(&tried, "ann"), 10, "nothing was charged");
+    for (key, expected) in [("ann", 400), ("mallory", 429)] {
+        assert_eq!(status(costly(&on), key).await, expected);
+        assert_eq!(status(costly(&on).without_waiting(), key).await, expected);
+        assert_eq!(status(costly(&on).and(by_header(tried.clone())), key).await, expected);
+    }
+    assert_eq!(left(&tried, "mallory"), 10, "the other limit denied");
+}
+
+/// Once, the wait for a limit that denies nobody was added.
+#[tokio::test]
+async fn denied_client_does_not_wait_for_a_limit_in_shadow_mode() {
+    let builder = Limiter::builder()
+        .limit(Limit::new("second", Quota::per_second(1)).local())
+        .limit(Limit::new("hour", FixedWindow::per_hour(1)).local().switch(Switch::Shadow));
+    let limiter = builder.clock(&ManualClock::new()).build().unwrap();
+    let [second, hour] = ["second", "hour"].map(|name| by_header(limiter.limit(name).unwrap()));
+    let layer: RateLimitLayer<String> = RateLimitLayer::new(RateLimit::new(second).and(hour));
+    assert_eq!(ask(&layer, request("a", 200)).await.status(), StatusCode::OK);
+    let denied = ask(&layer, request("a", 200)).await;
+    assert_eq!((denied.status().as_u16(), header(&denied, "retry-after")), (429, "1"));
 }
 
 /// Limits that were built apart have clocks and stores of their own.

@@ -1,11 +1,12 @@
 //! Every decision is told to listeners once, as what it was, whatever it cost.
 #![cfg(feature = "testing")]
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate::testing::{ManualClock, ScriptedStore};
-use tidegate::{Decision, Event, Limit, Limiter, Quota};
+use tidegate::{Decision, Event, Limit, Limiter, Quota, Switch};
 
 const ROUNDS: u64 = 40;
 
@@ -81,5 +82,33 @@ async fn what_is_told_of_decisions_is_what_was_decided_with_a_store_and_without(
         let (decided, told) = decided_and_told(store).await;
         assert!(decided.allowed > 0 && decided.denied > 0, "{decided:?}");
         assert_eq!(told, decided, "with a store: {store}");
+    }
+}
+
+#[tokio::test]
+async fn denials_of_a_cost_that_is_too_high_are_told_in_shadow_mode() {
+    for store in [false, true] {
+        let clock = ManualClock::new();
+        let told = Arc::new(AtomicU64::new(0));
+        let sum = told.clone();
+        let builder = Limiter::builder()
+            .clock(&clock)
+            .limit(Limit::new("api", Quota::per_hour(5)).switch(Switch::Shadow));
+        let builder = builder.listen(move |event| {
+            if let Event::Decisions { allowed: 0, denied, is_shadow: true, .. } = event {
+                sum.fetch_add(*denied, Ordering::Relaxed);
+            }
+        });
+        let builder = if store { builder.store(ScriptedStore::new(&clock)) } else { builder };
+        let limiter = builder.build().unwrap();
+        let api = limiter.limit("api").unwrap();
+        assert!(api.check_n("a", 6).unwrap().is_shadow_denied());
+        let both = [api.on("a").cost(6), api.on("b").cost(7)];
+        assert!(limiter.check_all(both).await.unwrap().is_shadow_denied());
+        for _ in 0..400 {
+            clock.advance(Duration::from_millis(10));
+            limiter.settle().await;
+        }
+        assert_eq!(told.load(Ordering::Relaxed), 3, "with a store: {store}");
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use parts::RedisServer;
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
-    Decision, FixedWindow, Hashed, LeakyBucket, Limit, Limiter, MemoryStore, Override,
+    CheckError, Decision, FixedWindow, Hashed, LeakyBucket, Limit, Limiter, MemoryStore, Override,
     OverrideError, Quota, RedisStore, Rule, SlidingLog, SlidingWindow, Switch,
 };
 
@@ -26,6 +26,7 @@ const LOOKS: Duration = Duration::from_millis(10);
 const SECOND: Duration = Duration::from_secs(1);
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
+type Answers = Result<Vec<Result<Decision, CheckError>>, Box<dyn std::error::Error>>;
 
 /// A node whose limit `api` has so many tokens a day, and a clock that stands still.
 fn node(tokens: u64) -> (Limiter, ManualClock) {
@@ -132,6 +133,77 @@ async fn every_way_to_ask_obeys_overrides() -> Outcome {
     Ok(())
 }
 
+/// What a limit answers to a request that costs more than it can ever admit, whatever way it is asked.
+async fn answers_above_max(limiter: &Limiter, name: &str, key: &str) -> Answers {
+    const COST: u32 = u32::MAX;
+    let limit = limiter.async_limit(name)?;
+    let mut answers = vec![
+        limit.check_sure_n(key, COST).await,
+        limit.schedule_n(key, COST).await,
+        limit.until_ready_n(key, COST, SECOND).await,
+        limiter.async_group([name])?.check_sure_n(key, COST).await,
+        limiter.check_all([limit.on(key).cost(COST)]).await,
+    ];
+    answers.extend(limiter.check_each([limit.on(key).cost(COST)]).await);
+    // An exact limit is asked by those alone that wait.
+    let Ok(limit) = limiter.limit(name) else { return Ok(answers) };
+    let handle = limit.handle(key);
+    answers.extend([
+        limit.check_n(key, COST),
+        limit.schedule_n(key, COST),
+        limiter.group([name])?.check_n(key, COST),
+        handle.check_n(COST),
+        handle.check_sure_n(COST).await,
+    ]);
+    Ok(answers)
+}
+
+/// Once, each of them was an error.
+#[tokio::test]
+async fn no_cost_is_too_high_for_an_override_or_a_limit_that_denies_nothing() -> Outcome {
+    let clock = ManualClock::new();
+    let builder = Limiter::builder()
+        .limit(Limit::new("api", Quota::per_day(5)).local())
+        .limit(Limit::new("mail", LeakyBucket::per_second(1).queue(SECOND)).local())
+        .limit(Limit::new("hybrid", Quota::per_day(5)))
+        .limit(Limit::new("slots", LeakyBucket::per_second(1).queue(SECOND)))
+        .limit(Limit::new("exact", SlidingLog::per_minute(5)).exact())
+        .store(ScriptedStore::new(&clock));
+    let limiter = builder.clock(&clock).build()?;
+    let overrides = limiter.overrides();
+    for name in ["api", "mail", "hybrid", "slots", "exact"] {
+        let ask = |key: &'static str| answers_above_max(&limiter, name, key);
+        overrides.set(name, Override::key("mallory").block()).await?;
+        overrides.set(name, Override::key("ann").allow()).await?;
+        for answer in ask("bob").await? {
+            assert!(matches!(answer, Err(CheckError::CostTooHigh { .. })), "{name}: {answer:?}");
+        }
+        for (key, is_allowed) in [("mallory", false), ("ann", true)] {
+            for answer in ask(key).await? {
+                let told = answer.map(|decision| (decision.is_allowed(), decision.is_override()));
+                assert_eq!(told, Ok((is_allowed, true)), "{name}: {key}");
+            }
+        }
+        overrides.switch(name, Switch::Shadow).await?;
+        for answer in ask("bob").await? {
+            let answer = answer?;
+            let is_override = answer.is_override();
+            assert!(answer.is_allowed() && answer.is_shadow_denied() && !is_override, "{name}");
+            assert_eq!((answer.cost(), answer.delay()), (u32::MAX, Duration::ZERO), "{name}");
+        }
+        overrides.switch(name, Switch::Off).await?;
+        for key in ["bob", "mallory"] {
+            for answer in ask(key).await? {
+                assert!(answer?.is_override() && answer?.is_allowed(), "{name}: {key}");
+            }
+        }
+        overrides.switch_back(name).await?;
+    }
+    let api = limiter.limit("api")?;
+    assert_eq!(api.check_n("bob", 0)?.remaining(), 5, "nothing was charged");
+    Ok(())
+}
+
 #[tokio::test]
 async fn several_limits_at_once_obey_the_overrides_of_each() -> Outcome {
     let builder = Limiter::builder()
@@ -220,6 +292,8 @@ async fn reservation_that_shadow_mode_let_go_on_neither_gives_back_nor_owes() ->
     let shadow = api.reserve("a", 8).await?;
     assert!(shadow.decision().is_shadow_denied());
     drop(shadow);
+    // More than the limit ever admits.
+    drop(api.reserve("a", 11).await?);
     api.reserve("a", 8).await?.commit(20);
     assert_eq!(api.check_n("a", 0)?.remaining(), 2);
     kept.commit(9);

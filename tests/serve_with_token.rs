@@ -178,6 +178,30 @@ async fn override_gives_a_plan_or_a_quota_and_a_switch_lets_all_pass() {
 }
 
 #[tokio::test]
+async fn no_cost_is_too_high_for_a_blocked_key_or_a_limit_that_denies_nothing() {
+    let service = service(LIMITS).await;
+    let body = json!({"set": "block"});
+    let set = ask(&service, "PUT /v1/limits/api/overrides?key=mallory", body).await;
+    assert_eq!(set.status, 204, "{}", set.body);
+    let told = async |key: &str| {
+        let check = json!({"limit": "api", "key": key, "cost": 51});
+        let one = ask_with(None, &service, "POST /v1/check", &check).await;
+        let all = ask_with(None, &service, "POST /v1/check-all", &json!([check])).await;
+        [one, all].map(|answer| (answer.status, answer.body["allowed"].clone()))
+    };
+    assert_eq!(told("ann").await, [(422, Value::Null), (422, Value::Null)]);
+    assert_eq!(told("mallory").await, [(200, json!(false)), (200, json!(false))]);
+    for switch in ["off", "shadow"] {
+        let body = json!({"switch": switch});
+        assert_eq!(ask(&service, "PUT /v1/limits/api/switch", body).await.status, 204);
+        for key in ["ann", "mallory"] {
+            let expected = [(200, json!(true)), (200, json!(true))];
+            assert_eq!(told(key).await, expected, "{switch}: {key}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn wrong_changes_are_problems_and_change_nothing() {
     let service = service(LIMITS).await;
     let block = || json!({"set": "block"});

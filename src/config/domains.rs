@@ -13,7 +13,7 @@ use super::check;
 use super::descriptor::{ChargeRule, Descriptor, DescriptorRule, Level, WILDCARD};
 use super::fields::{DESCRIPTOR, Fields, LIMIT};
 use super::limits;
-use super::reading::{Reading, Setting};
+use super::reading::Reading;
 use super::warnings;
 use crate::algorithm::Rule;
 use crate::builder::Builder;
@@ -140,18 +140,8 @@ impl Domains<'_, '_> {
     fn rule(&mut self, path: &[String], own: Fields<'_>) -> Option<DescriptorRule> {
         let is_unlimited = own.flag("unlimited", self.reading).is_some_and(|flag| flag.value);
         let denies = own.flag("deny", self.reading).is_some_and(|flag| flag.value);
-        let charge = own.text("charge", self.reading);
-        let charge_rule = charge.as_ref().map_or(Some(ChargeRule::Together), charge_rule);
-        if let Some(charge) = charge.as_ref().filter(|_| charge_rule.is_none()) {
-            let remedy = "must be \"always\" (charged though another limit denies) or \"in-full\" (in any case: what its \
-                          limit has not is owed)";
-            self.reading.mistake(&charge.place, remedy);
-        }
+        let charge = self.charge_rule(&own);
         let of_limit = of_limit().find(|field| own.has(field));
-        if of_limit.is_none() && own.has("charge") {
-            let remedy = "has no effect without a quota: add one, or remove it";
-            self.reading.mistake(&own.place("charge"), remedy);
-        }
         match (is_unlimited, denies, of_limit) {
             (true, true, _) => {
                 let remedy = "is unlimited too: remove one of them";
@@ -173,42 +163,53 @@ impl Domains<'_, '_> {
                 }
                 None
             }
-            (false, false, Some(_)) => {
-                let before = self.reading.mistakes.len();
-                let limit = name_of_limit(path);
-                if !self.names.insert(limit.clone()) {
-                    let remedy = format!("has the name of another limit, {limit:?}: change that");
-                    self.reading.mistake(&own.place_of_name(&limit), remedy);
-                }
-                let read = limits::read_known(&limit, own, self.reading);
-                check::limit(&read, self.builder, self.reading);
-                if self.reading.mistakes.len() == before {
-                    warnings::without_effect(&read, self.reading);
-                }
-                let charge_rule = charge_rule.unwrap_or_default();
-                if let (ChargeRule::InFull, Rule::LeakyBucket(_), Some(charge)) =
-                    (charge_rule, read.limit.rule(), charge)
-                {
-                    let remedy = "cannot be \"in-full\" of a leaky bucket, whose slots cannot be owed: choose another \
-                                  algorithm, or \"always\"";
-                    self.reading.mistake(&charge.place, remedy);
-                }
-                let limit = self.add(read.limit);
-                Some(DescriptorRule::Limit { limit, charge: charge_rule })
-            }
+            (false, false, Some(_)) => Some(self.limit(path, own, charge)),
         }
     }
 }
 
-fn charge_rule(charge: &Setting<String>) -> Option<ChargeRule> {
-    match &*charge.value {
-        "always" => Some(ChargeRule::Always),
-        "in-full" => Some(ChargeRule::InFull),
-        _ => None,
-    }
-}
-
 impl Domains<'_, '_> {
+    /// When the hits of a descriptor are charged.
+    fn charge_rule(&mut self, own: &Fields<'_>) -> ChargeRule {
+        let Some(charge) = own.text("charge", self.reading) else { return ChargeRule::Together };
+        if !of_limit().any(|field| own.has(field)) {
+            let remedy = "has no effect without a quota: add one, or remove it";
+            self.reading.mistake(&charge.place, remedy);
+        }
+        match &*charge.value {
+            "always" => ChargeRule::Always,
+            "in-full" => ChargeRule::InFull,
+            _ => {
+                let remedy = "must be \"always\" (charged though another limit denies) or \"in-full\" (in any case: what \
+                              its limit has not is owed)";
+                self.reading.mistake(&charge.place, remedy);
+                ChargeRule::Together
+            }
+        }
+    }
+
+    /// The limit of a descriptor.
+    fn limit(&mut self, path: &[String], own: Fields<'_>, charge: ChargeRule) -> DescriptorRule {
+        let before = self.reading.mistakes.len();
+        let limit = name_of_limit(path);
+        if !self.names.insert(limit.clone()) {
+            let remedy = format!("has the name of another limit, {limit:?}: change that");
+            self.reading.mistake(&own.place_of_name(&limit), remedy);
+        }
+        let place_of_charge = own.place("charge");
+        let read = limits::read_known(&limit, own, self.reading);
+        check::limit(&read, self.builder, self.reading);
+        if self.reading.mistakes.len() == before {
+            warnings::without_effect(&read, self.reading);
+        }
+        if charge == ChargeRule::InFull && matches!(read.limit.rule(), Rule::LeakyBucket(_)) {
+            let remedy = "cannot be \"in-full\" of a leaky bucket, whose slots cannot be owed: choose another algorithm, or \
+                          \"always\"";
+            self.reading.mistake(&place_of_charge, remedy);
+        }
+        DescriptorRule::Limit { limit: self.add(read.limit), charge }
+    }
+
     /// Adds a limit, and returns its place among all.
     fn add(&mut self, limit: Limit) -> usize {
         self.limits.push(limit);

@@ -49,6 +49,8 @@ pub(crate) struct LimitState {
     first_credit: AtomicU32,
     /// Decisions of an exact limit that the store did not make, since the last time.
     unsure: AtomicU64,
+    /// Denials of requests that no bucket was asked about, since the last time.
+    denied: AtomicU64,
     /// Nodes that share the limit, as far as they have been counted.
     nodes: AtomicU32,
     /// The store does not answer about slots: the outage policy decides.
@@ -224,6 +226,7 @@ impl LimitState {
             needs_async,
             first_credit,
             unsure,
+            denied: AtomicU64::new(0),
             nodes,
             on_policy: AtomicBool::new(false),
             was_on_policy: AtomicBool::new(false),
@@ -393,7 +396,13 @@ impl LimitState {
             Buckets::Alone(AloneBuckets::Logs(local)) => local.take_counts(),
         };
         let unsure = counts.unsure + self.unsure.swap(0, Ordering::Relaxed);
-        LimitCounts { unsure, ..counts }
+        let denied = counts.denied + self.denied.swap(0, Ordering::Relaxed);
+        LimitCounts { unsure, denied, ..counts }
+    }
+
+    /// Counts a denial of a request that no bucket was asked about.
+    pub(crate) fn count_denied(&self) {
+        self.denied.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a decision that the store should have made. A cost of 0 is none.

@@ -140,8 +140,16 @@ impl ClientIp {
             let Some(Some(address)) = reported.next() else { return (client, true) };
             client = address.to_canonical();
             hop += 1;
+            if self.has_one_report() {
+                break;
+            }
         }
         (client, false)
+    }
+
+    /// Whether all of the trusted hops pass on one address, which the outermost of them reports.
+    fn has_one_report(&self) -> bool {
+        matches!((&self.trusted, &self.forwarding), (Trusted::Hops(_), Forwarding::Header(_)))
     }
 
     /// The [`address`](Self::address) as a key: `203.0.113.9`, or the network `2001:db8:1:2::/64` where the prefix
@@ -263,5 +271,30 @@ impl Write for AddressText {
         room.copy_from_slice(more.as_bytes());
         self.length = end;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    /// Once, the end of the field was taken for a proxy that reports no client, and each denial of a client warned of it.
+    #[test]
+    fn client_that_a_field_of_one_address_names_is_reported_through_any_number_of_hops() {
+        let field = HeaderName::from_static("cf-connecting-ip");
+        let peer = IpAddr::from([10, 0, 0, 1]);
+        let reported = IpAddr::from([203, 0, 113, 9]);
+        for hops in 1..=3 {
+            let forwarding = Forwarding::Header(field.clone());
+            let client = ClientIp::peer().behind_hops(hops).forwarding(forwarding);
+            let mut headers = HeaderMap::new();
+            assert_eq!(client.find(peer, &headers), (peer, true), "{hops} hops, and no field");
+            headers.insert(field.clone(), HeaderValue::from_static("203.0.113.9"));
+            assert_eq!(client.find(peer, &headers), (reported, false), "{hops} hops");
+            headers.insert(field.clone(), HeaderValue::from_static("unknown"));
+            assert_eq!(client.find(peer, &headers), (peer, true), "{hops} hops, and no address");
+        }
     }
 }

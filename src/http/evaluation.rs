@@ -202,10 +202,10 @@ impl RateLimit {
             match self.question(limit, head) {
                 Question::Uncounted => {}
                 Question::Refuse(refusal) => return Err(refusal),
-                Question::Ask { cost, plan, .. } if cost > limit.under(plan).cost_max() => {
-                    return Err(Refusal::CostTooHigh { limit: limit.limit.name() });
-                }
                 Question::Ask { key, cost, is_unreported, plan } => {
+                    if limit.under(plan).validate_cost_of(&key, cost).is_err() {
+                        return Err(Refusal::CostTooHigh { limit: limit.limit.name() });
+                    }
                     let pinned = limit.may_return().then(|| limit.under(plan).handle(&key));
                     let plain = limit.limit.plain_for_overrides(&key);
                     let key = limit.limit.shared.secret.name(&key).into_owned();
@@ -245,8 +245,12 @@ impl RateLimit {
                 return evaluation;
             }
         };
-        let wait = |look: &Decision| look.left_after(look.cost());
-        let waits = looks.iter().flatten().map(wait);
+        // Nobody waits for a limit in shadow mode.
+        let waits = asked.iter().zip(&looks).filter_map(|(asked, look)| {
+            let limit = self.limits.get(asked.index)?;
+            let look = look.as_ref().filter(|_| !limit.limit.is_shadow())?;
+            Some(look.left_after(look.cost()))
+        });
         let wait = waits.fold(decision.retry_after(), Duration::max);
         let denies = asked.get(by);
         if let Some((limit, denies)) =

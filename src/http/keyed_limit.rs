@@ -110,7 +110,8 @@ impl KeyedLimit {
     }
 
     /// The cost of a request, in tokens. A request that costs 0 is not counted. One that can never be
-    /// admitted ([`CheckError`](crate::CheckError)) is refused with status 400.
+    /// admitted ([`CheckError`](crate::CheckError)) is refused with status 400, unless the limit is off or in shadow mode,
+    /// or an override decides.
     #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u32 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));

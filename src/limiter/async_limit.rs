@@ -76,7 +76,7 @@ impl AsyncLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the limit can never admit so high a cost.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`ActiveLimit::check_n`].
     pub async fn check_sure_n<K: Key + ?Sized>(
         &self,
         key: &K,
@@ -95,13 +95,15 @@ impl AsyncLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the limit can never admit so high a cost.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`ActiveLimit::check_n`].
     pub async fn schedule_n<K: Key + ?Sized>(
         &self,
         key: &K,
         cost: u32,
     ) -> Result<Decision, CheckError> {
-        self.0.validate_cost(cost)?;
+        if cost > self.0.cost_max() {
+            return self.0.decide_above_max_for(key, cost);
+        }
         Ok(self.schedule_or_ask(key, cost).await)
     }
 
@@ -135,7 +137,7 @@ impl AsyncLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the limit can never admit so high a cost.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`ActiveLimit::check_n`].
     pub async fn until_ready_n<K: Key + ?Sized>(
         &self,
         key: &K,

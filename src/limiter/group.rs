@@ -147,7 +147,7 @@ impl AsyncGroup {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if one of the limits can never admit so high a cost.
+    /// [`CheckError`] if one of the limits can never admit so high a cost, as of [`ActiveLimit::check_n`].
     pub async fn check_sure_n<K: Key + ?Sized>(
         &self,
         key: &K,
@@ -197,9 +197,9 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if one of the limits can never admit so high a cost.
+    /// [`CheckError`] if one of the limits can never admit so high a cost, as of [`ActiveLimit::check_n`].
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
-        self.validate_cost(cost)?;
+        self.validate_cost(key, cost)?;
         Ok(self.decide(key, cost))
     }
 
@@ -213,13 +213,13 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if one of the limits can never admit so high a cost.
+    /// [`CheckError`] if one of the limits can never admit so high a cost, as of [`ActiveLimit::check_n`].
     pub async fn check_sure_n<K: Key + ?Sized>(
         &self,
         key: &K,
         cost: u32,
     ) -> Result<Decision, CheckError> {
-        self.validate_cost(cost)?;
+        self.validate_cost(key, cost)?;
         Ok(self.decide_or_ask(key, cost).await)
     }
 
@@ -260,8 +260,8 @@ impl Group {
         self.limits[0].shared.secret.name(key)
     }
 
-    fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
-        self.limits.iter().try_for_each(|limit| limit.validate_cost(cost))
+    fn validate_cost<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<(), CheckError> {
+        self.limits.iter().try_for_each(|limit| limit.validate_cost_of(key, cost))
     }
 
     #[inline(always)]

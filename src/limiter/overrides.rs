@@ -324,7 +324,7 @@ impl Handle {
         }
     }
 
-    fn looked_up(&self) -> LookedUp<'_> {
+    pub(super) fn looked_up(&self) -> LookedUp<'_> {
         let name = &*self.key.key;
         LookedUp { name, plain: self.plain.as_deref().unwrap_or(name) }
     }

@@ -118,19 +118,19 @@ impl ActiveLimit {
     /// # Errors
     ///
     /// [`ReserveError::Denied`] if the request must not go on; [`ReserveError::Check`] if the limit can never admit so
-    /// high a cost; [`ReserveError::LeakyBucket`] if the limit's tokens are slots, which pass
+    /// high a cost, as of [`check_n`](Self::check_n); [`ReserveError::LeakyBucket`] if the limit's tokens are slots, which pass
     /// whether they are used or not.
     pub async fn reserve<K: Key + ?Sized>(
         &self,
         key: &K,
         estimate: u32,
     ) -> Result<Reservation, ReserveError> {
-        self.validate_cost(estimate)?;
+        self.validate_cost_of(key, estimate)?;
         if matches!(self.rule(), Rule::LeakyBucket(_)) {
             return Err(ReserveError::LeakyBucket { limit: self.name() });
         }
         let (handle, asked) = (self.handle(key), self.now());
-        let decision = handle.decide_or_ask(estimate).await;
+        let decision = handle.check_sure_n(estimate).await?;
         decision.into_result()?;
         Ok(Reservation { handle, allowed: Allowed { decision, asked }, open: estimate })
     }

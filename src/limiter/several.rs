@@ -78,8 +78,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if a limit can never admit so high a cost, or if there is no limit. If a limit comes twice with one key,
-    /// the costs are added up.
+    /// [`CheckError`] if a limit can never admit so high a cost, as of [`ActiveLimit::check_n`], or if there is no limit. If a
+    /// limit comes twice with one key, the costs are added up.
     ///
     /// Dropping the future before it is ready may leave what the store was asked about spent.
     pub async fn check_all<'a>(
@@ -110,7 +110,7 @@ impl Limiter {
                 asked.push(part);
             }
         }
-        asked.iter().try_for_each(|part| part.limit.validate_cost(part.cost))?;
+        asked.iter().try_for_each(Part::validate_cost)?;
         ask_for_decision(&asked).await.ok_or(CheckError::NoLimit)
     }
 
@@ -140,7 +140,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] in the place of each request whose limit can never admit so high a cost.
+    /// [`CheckError`] in the place of each request whose limit can never admit so high a cost, as of [`ActiveLimit::check_n`].
     ///
     /// Dropping the future before it is ready may leave what the store was asked about spent.
     pub async fn check_each<'a>(
@@ -200,11 +200,11 @@ impl OnKey<'_> {
     /// Decides, unless the request has to wait. Slots that nodes share are asked for as by [`ask`](Self::ask), for a request
     /// that is not held.
     fn decide_if_no_wait(&self) -> Option<Result<Decision, CheckError>> {
-        match self.limit.validate_cost(self.cost) {
-            Ok(()) if self.limit.slots().is_some() => None,
-            Ok(()) => self.part().decide_if_no_wait().map(Ok),
-            Err(error) => Some(Err(error)),
+        let part = self.part();
+        if self.cost > self.limit.cost_max() {
+            return Some(self.limit.decide_above_max(part.looked_up(), self.cost));
         }
+        if self.limit.slots().is_some() { None } else { part.decide_if_no_wait().map(Ok) }
     }
 
     /// Decides about the request by itself. Its limit can admit the cost.

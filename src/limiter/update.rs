@@ -137,7 +137,7 @@ impl ActiveLimit {
 
     /// The highest cost that can be admitted, in tokens.
     #[inline(always)]
-    pub(crate) fn cost_max(&self) -> u32 {
+    pub(super) fn cost_max(&self) -> u32 {
         if self.looks_further() { self.cost_max_at_present() } else { self.info.terms.cost_max }
     }
 

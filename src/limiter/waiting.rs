@@ -113,9 +113,11 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost can never be admitted.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`check_n`](Self::check_n).
     pub fn schedule_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {
-        self.validate_cost(cost)?;
+        if cost > self.cost_max() {
+            return self.decide_above_max_for(key, cost);
+        }
         Ok(self.decide_ahead(key, cost))
     }
 
@@ -172,14 +174,16 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the cost can never be admitted.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`check_n`](Self::check_n).
     pub async fn until_ready_n<K: Key + ?Sized>(
         &self,
         key: &K,
         cost: u32,
         within: Duration,
     ) -> Result<Decision, CheckError> {
-        self.validate_cost(cost)?;
+        if cost > self.cost_max() {
+            return self.decide_above_max_for(key, cost);
+        }
         Ok(self.wait_by_overrides(key, cost, within).await)
     }
 
@@ -294,13 +298,15 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the limit can never admit so high a cost.
+    /// [`CheckError`] if the limit can never admit so high a cost, as of [`check_n`](Self::check_n).
     pub(crate) fn check_or_wait<K: Key + ?Sized>(
         &self,
         key: &K,
         cost: u32,
     ) -> Result<Result<Decision, Handle>, CheckError> {
-        self.validate_cost(cost)?;
+        if cost > self.cost_max() {
+            return self.decide_above_max_for(key, cost).map(Ok);
+        }
         let name = self.shared.secret.name(key);
         if let Some(decision) = self.override_of(key, cost) {
             return Ok(Ok(decision));

@@ -467,7 +467,9 @@ async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec
     let shadows = charges.extract_if(.., |charge| !charge.is_possible && charge.is_shadow());
     let shadows: Vec<_> = shadows.collect();
     tell_looks(&shadows, &mut statuses);
-    shadows.iter().for_each(|charge| charge.charge_rest(&statuses));
+    for charge in &shadows {
+        charge.charge_rest(&statuses);
+    }
     let always = charges.extract_if(.., |charge| charge.limited.charge != ChargeRule::Together);
     for charge in always.collect::<Vec<_>>() {
         is_over |= !charge_all(std::slice::from_ref(&charge), deadline, &mut statuses).await;

@@ -118,14 +118,15 @@ pub(super) fn millis(time: Duration) -> u64 {
 }
 
 impl Check<'_> {
-    /// The limit that is asked, which can admit the cost.
+    /// The limit that is asked, which can admit the cost, or does not decide about the key.
     fn limit<'a>(
         &self,
         running: &Running,
         in_force: &'a DomainLimits,
     ) -> Result<Cow<'a, AsyncLimit>, Problem> {
         let limit = running.limit(in_force, &self.limit, self.plan.as_deref())?;
-        limit.validate_cost(self.cost).map_err(|error| wrong_cost(&error))?;
+        let validated = limit.0.validate_cost_of(&*self.key, self.cost);
+        validated.map_err(|error| wrong_cost(&error))?;
         Ok(limit)
     }
 }

@@ -7,6 +7,7 @@ use crate::algorithm::{Rule, StateRule};
 use crate::bucket::{Ask, Found, LeaseBucket, LocalAnswer, LocalAsk, TableBucket};
 use crate::decision::{Decision, Source};
 use crate::driver::{AloneBuckets, Buckets, LocalBuckets};
+use crate::error::CheckError;
 use crate::limit::LimitInfo;
 use crate::limiter::overrides::LookedUp;
 use crate::limiter::{ActiveLimit, Target};
@@ -103,13 +104,35 @@ impl<'a> Part<'a> {
         self.look().map(Glance::from)
     }
 
-    /// What holds for the key instead of the limit's rule.
+    /// What holds for the key instead of the limit's rule. A cost of 0 looks. No request goes on to the rule that costs more than
+    /// the limit can ever admit, although an override held when the cost was checked.
     #[inline(always)]
     pub(super) fn overridden(&self, cost: u32) -> Option<Decision> {
-        self.limit.overridden(self.looked_up(), cost)
+        let by_override = self.limit.overridden(self.looked_up(), cost);
+        by_override.or_else(|| self.above_max(cost > 0))
     }
 
-    fn looked_up(&self) -> LookedUp<'a> {
+    /// The denial of a request that costs more than the limit can ever admit.
+    #[inline(always)]
+    fn above_max(&self, is_counted: bool) -> Option<Decision> {
+        if self.cost <= self.limit.cost_max() {
+            return None;
+        }
+        if is_counted {
+            self.limit.state.count_denied();
+        }
+        Some(self.limit.deny_above_max(self.looked_up(), self.cost))
+    }
+
+    /// Checks that the limit can ever admit so high a cost, or that something else decides about the key.
+    pub(in crate::limiter) fn validate_cost(&self) -> Result<(), CheckError> {
+        match self.limit.validate_cost(self.cost) {
+            Err(_) if self.limit.allows_any_cost(self.looked_up()) => Ok(()),
+            validated => validated,
+        }
+    }
+
+    pub(in crate::limiter) fn looked_up(&self) -> LookedUp<'a> {
         LookedUp { name: self.key, plain: self.plain.unwrap_or(self.key) }
     }
 
@@ -142,13 +165,13 @@ impl<'a> Part<'a> {
     /// Decides, unless the request has to wait.
     #[inline(always)]
     pub(in crate::limiter) fn decide_if_no_wait(&self) -> Option<Decision> {
-        if self.limit.looks_further() {
+        if self.limit.looks_further() || self.cost > self.limit.info.terms.cost_max {
             return self.decide_further_if_no_wait();
         }
         self.limit.decide_if_no_wait(self.key, self.cost)
     }
 
-    /// The same where overrides, a plan or another definition of the limit may hold.
+    /// The same where overrides, a plan or another definition of the limit may hold, or held when the cost was checked.
     #[inline(never)]
     fn decide_further_if_no_wait(&self) -> Option<Decision> {
         self.overridden(self.cost).or_else(|| {

@@ -118,19 +118,7 @@ impl Record for TurnRecord {
         }
         let is_allowed = if is_return { goes_back } else { (free.0 - now, free.1) <= most };
         if is_allowed && cost != (0, 0) && (record.is_some() || !is_return) {
-            free = (free.0 + cost.0, free.1 + cost.1);
-            if free.1 >= rate {
-                free = (free.0 + 1, free.1 - rate);
-            }
-            if free.1 < 0 {
-                free = (free.0 - 1, free.1 + rate);
-            }
-            if free.0 < now {
-                free = (now, 0);
-            }
-            if free.0 - now > AHEAD_MAX_US {
-                free = (now + AHEAD_MAX_US, 0);
-            }
+            free = moved(free, cost, now, rate);
             is_written = true;
         }
         if is_written {
@@ -142,6 +130,22 @@ impl Record for TurnRecord {
 
     fn ends_us(&self, _: &[f64]) -> u64 {
         (self.free.0 + 1) as u64
+    }
+}
+
+/// When the key is free that costs so much more: not before `now`, and not too long after it.
+fn moved(free: Span, cost: Span, now: i64, rate: i64) -> Span {
+    let (mut us, mut part) = (free.0 + cost.0, free.1 + cost.1);
+    if part >= rate {
+        (us, part) = (us + 1, part - rate);
+    }
+    if part < 0 {
+        (us, part) = (us - 1, part + rate);
+    }
+    match us - now {
+        ..0 => (now, 0),
+        ahead_us if ahead_us > AHEAD_MAX_US => (now + AHEAD_MAX_US, 0),
+        _ => (us, part),
     }
 }
 
