@@ -20,7 +20,7 @@ use parts::RedisServer;
 use serde_json::{Value, json};
 use tidegate::config::Config;
 use tidegate::server::Service;
-use tidegate::testing::ManualClock;
+use tidegate::testing::{ManualClock, ScriptedStore};
 use tower::ServiceExt;
 
 /// A file that is removed when this is dropped.
@@ -910,13 +910,14 @@ async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_i
     ] {
         for (charge, last) in [("in-full", "OVER 0"), ("always", "OK 200")] {
             let toml = format!(
-                "[domains.ai.user]\nquota = \"1000/d\"\ncharge = \"{charge}\"\n{of_limit}\
+                "[domains.ai.user]\nquota = \"1000/366d\"\ncharge = \"{charge}\"\n{of_limit}\
                  [store]\nredis = \"{}\"\nnamespace = \"{charge}-{}\"\n",
                 redis.url(),
                 of_limit.len()
             );
             let config = Config::from_toml(&toml).unwrap();
             let limiter = config.builder().build().unwrap();
+            limiter.ready(Duration::from_secs(10)).await.unwrap();
             let service = Service::new(config, limiter).unwrap();
             let of = |hits: u32| {
                 let entries = json!([{"key": "user", "value": "x"}]);
@@ -933,14 +934,14 @@ async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_i
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             };
-            for expected in ["OK 1000", "OK 600", "OK 200"] {
-                shows(expected).await;
+            assert!(shown(&ask(&service, &of(0)).await.1).starts_with("OK"), "{toml}");
+            for expected in ["OK 600", "OK 200", last] {
                 let _ = ask(&service, &of(400)).await;
+                shows(expected).await;
             }
-            shows(last).await;
         }
     }
-    let toml = "[domains.ai.user]\nquota = \"1000/d\"\ncharge = \"in-full\"\nalgorithm = \"leaky-bucket\"\n";
+    let toml = "[domains.ai.user]\nquota = \"1000/366d\"\ncharge = \"in-full\"\nalgorithm = \"leaky-bucket\"\n";
     let refused = Config::from_toml(toml).unwrap_err().to_string();
     assert!(refused.contains("cannot be \"in-full\" of a leaky bucket"), "{refused}");
 }
@@ -1029,6 +1030,42 @@ fn hurried(keys: &[u8], timeout: &str) -> Request<Body> {
         .header("grpc-timeout", timeout)
         .body(Body::from(frame))
         .unwrap()
+}
+
+/// Its limit went on by its outage policy for everybody else.
+#[tokio::test]
+async fn caller_in_a_hurry_says_nothing_of_the_store() {
+    let toml =
+        "[domains.d.c]\nquota = \"10/h\"\nburst = 10\nmode = \"exact\"\noutage = \"closed\"\n";
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    store.set_round_trip(Duration::from_millis(4));
+    let config = Config::from_toml(toml).unwrap();
+    let limiter = config.builder().store(store).clock(&clock).build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    let overall = async |timeout: &str| {
+        let answered = async {
+            let response = service.grpc().oneshot(hurried(b"c", timeout)).await.unwrap();
+            to_bytes(response.into_body(), usize::MAX).await.unwrap()[6]
+        };
+        let time_passes = async {
+            loop {
+                clock.advance(Duration::from_micros(100));
+                for _ in 0..20 {
+                    tokio::task::yield_now().await;
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            code = answered => code,
+            () = time_passes => unreachable!("it passes for ever"),
+        }
+    };
+    for _ in 0..3 {
+        assert_eq!(overall("6m").await, 2, "a millisecond is not enough");
+    }
+    assert_eq!(overall("10S").await, 1, "the store was asked");
 }
 
 #[tokio::test]

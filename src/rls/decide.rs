@@ -179,8 +179,8 @@ impl<'a> Limited<'a> {
 
     /// Whether a look says that nothing more may go on: the key is blocked, or has nothing left and is charged in any case.
     fn is_spent(&self, look: &Decision) -> bool {
-        let is_blocked = look.is_override() && look.is_denied();
-        is_blocked || self.charge == ChargeRule::InFull && look.remaining() == 0
+        look.is_denied()
+            && (look.is_override() || self.charge == ChargeRule::InFull && look.is_spent())
     }
 
     fn has_hits_to_charge(&self) -> bool {
