@@ -170,14 +170,6 @@ impl Decision {
         })
     }
 
-    /// Whether the key had nothing left for this denied request, and will not at once. Of a lease it is what the store said last:
-    /// a node that knows nothing of a key does not say so.
-    #[cfg(feature = "server")]
-    pub(crate) fn is_spent(&self) -> bool {
-        let is_soon = self.retry_after() <= Duration::from_micros(RETRY_MIN_US);
-        self.is_denied() && self.remaining() == 0 && !is_soon
-    }
-
     /// How long the request has yet to wait before it goes on. Zero unless it was allowed by
     /// [`schedule`](crate::ActiveLimit::schedule).
     pub fn delay(&self) -> Duration {

@@ -177,10 +177,27 @@ impl<'a> Limited<'a> {
         self.part(0, Patience::None).look()
     }
 
-    /// Whether a look says that nothing more may go on: the key is blocked, or has nothing left and is charged in any case.
-    fn is_spent(&self, look: &Decision) -> bool {
-        look.is_denied()
-            && (look.is_override() || self.charge == ChargeRule::InFull && look.is_spent())
+    /// How a descriptor stands that charges nothing.
+    async fn status(&self, deadline: Option<Instant>) -> Status {
+        if self.charge == ChargeRule::InFull && !self.is_negative {
+            return self.status_by_a_token(deadline).await;
+        }
+        let decision = self.part(0, patience(deadline)).ask().await;
+        let is_over = !self.is_negative && decision.is_override() && decision.is_denied();
+        status(&self.limit, Outcome { is_over, is_charged: false, decision: Some(decision) })
+    }
+
+    /// The same where costs are owed: whether the key has a token. It is taken and given back, so that a node that knows nothing
+    /// of the key asks the store.
+    async fn status_by_a_token(&self, deadline: Option<Instant>) -> Status {
+        let decision = self.part(1, patience(deadline)).ask_and_give_back().await;
+        let is_over = decision.is_denied();
+        let outcome = Outcome { is_over, is_charged: false, decision: Some(decision) };
+        let mut status = status(&self.limit, outcome);
+        if !is_over && !decision.took_nothing() {
+            status.limit_remaining = status.limit_remaining.saturating_add(1);
+        }
+        status
     }
 
     fn has_hits_to_charge(&self) -> bool {
@@ -455,10 +472,7 @@ async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec
         Instant::now().checked_add(max_wait)
     });
     for limited in limited.iter().filter(|limited| !limited.has_hits_to_charge()) {
-        let decision = limited.part(0, patience(deadline)).ask().await;
-        let is_over = limited.hits == 0 && limited.is_spent(&decision);
-        let outcome = Outcome { is_over, is_charged: false, decision: Some(decision) };
-        statuses[limited.place] = status(&limited.limit, outcome);
+        statuses[limited.place] = limited.status(deadline).await;
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
     // A limit in shadow mode keeps no other from being charged.

@@ -10,6 +10,8 @@ use crate::driver::{AloneBuckets, Buckets, LocalBuckets};
 use crate::error::CheckError;
 use crate::limit::LimitInfo;
 use crate::limiter::overrides::LookedUp;
+#[cfg(feature = "server")]
+use crate::limiter::settle::Allowed;
 use crate::limiter::{ActiveLimit, Target};
 use crate::time::Timestamp;
 
@@ -215,6 +217,19 @@ impl<'a> Part<'a> {
             _ => limit.decide_or_ask(self.target(), self.cost).await,
         };
         limit.after_rule(self.key, self.cost, decision)
+    }
+}
+
+#[cfg(feature = "server")]
+impl Part<'_> {
+    /// Decides as far as the request may wait, and gives back what it took.
+    pub(crate) async fn ask_and_give_back(&self) -> Decision {
+        let asked = self.asked_at();
+        let decision = self.ask().await;
+        if decision.is_allowed() {
+            self.limit.give_back(self.key, &Allowed { decision, asked }, self.cost);
+        }
+        decision
     }
 }
 
