@@ -202,6 +202,11 @@ const BURST_UNITS_MAX: u64 = 1 << 52;
 const CALENDAR_UNITS_MAX: u64 = 1 << 51;
 /// The refill aimed at, in units per microsecond: fine enough to split a rate among many nodes.
 const RATE_UNITS: u64 = 1 << 20;
+/// The most refill, in units per microsecond, so that what flows in within a second is exact in the store.
+pub(crate) const RATE_UNITS_MAX: i64 = (1 << 52) / 1_000_000;
+/// So many tokens can be owed of a slow limit too: the most credit, 15, of each of 64 nodes. What is owed beyond 2^52 units is
+/// forgotten, and nodes would give it again.
+const OWED_TOKENS: u64 = 15 * 64;
 /// No debt keeps a record for longer.
 const FULL_US_MAX: u64 = 1 << 50;
 /// The store takes no window to be shorter, whatever it is sent.
@@ -246,7 +251,8 @@ impl Scale {
                 (rate as u64, token_max)
             }
             times_max => {
-                let times = (RATE_UNITS / rate).clamp(1, times_max);
+                let times_roomy = BURST_UNITS_MAX / burst.max(OWED_TOKENS) / token;
+                let times = (RATE_UNITS / rate).min(times_roomy).clamp(1, times_max);
                 (rate * times, token * times)
             }
         };
@@ -319,12 +325,17 @@ impl Scale {
     pub(crate) fn common_token(all: &[Self]) -> i64 {
         let most_tokens = all.iter().map(|scale| scale.burst / scale.token).max().unwrap_or(1);
         let most = BURST_UNITS_MAX as i64 / most_tokens.max(1);
+        let rate_kept = |scale: &Self| {
+            (i128::from(RATE_UNITS_MAX) * i128::from(scale.token) / i128::from(scale.rate)).max(1)
+        };
+        let most = all.iter().map(rate_kept).fold(most.into(), i128::min) as i64;
+        let roomy = most.min(BURST_UNITS_MAX as i64 / most_tokens.max(OWED_TOKENS as i64));
         let common = all.iter().try_fold(1_i64, |common, scale| {
             let least = scale.token / gcd(scale.token as u64, scale.rate as u64) as i64;
             (common / gcd(common as u64, least as u64) as i64).checked_mul(least)
         });
         match common.filter(|&common| common <= most) {
-            Some(common) => most / common * common,
+            Some(common) => (roomy / common).max(1) * common,
             None => most,
         }
     }
@@ -341,7 +352,8 @@ impl Scale {
             Curve::Refill | Curve::CalendarWindow => true,
             _ => scale.window_us() == self.window_us() && rate * i128::from(self.token) == exact,
         };
-        (burst <= BURST_UNITS_MAX as i64 && is_kept && is_whole).then_some(scale)
+        let fits = burst <= BURST_UNITS_MAX as i64 && rate <= RATE_UNITS_MAX.into();
+        (fits && is_kept && is_whole).then_some(scale)
     }
 
     /// The same quota with `rate` units in a microsecond. The rate is rounded down, by 0.1% at most; `None` if it would be by
@@ -441,6 +453,38 @@ mod tests {
                 i128::from(scale.token) * i128::from(quota.tokens()),
                 "{quota:?}"
             );
+        }
+    }
+
+    /// Of 5 an hour the store could remember no more than six tokens of debt, and nodes gave their credit again and again.
+    #[test]
+    fn store_remembers_the_credit_of_64_nodes_of_slow_limits() {
+        for quota in [
+            Quota::per_minute(1),
+            Quota::per_hour(5),
+            Quota::per_hour(15),
+            Quota::per_day(1).burst(3),
+        ] {
+            let scale = quota.scale("x").unwrap();
+            assert!(scale.token * 15 * 64 <= 1 << 52, "{quota:?}");
+            assert!(scale.rate >= 16, "{quota:?}: it is to be split among nodes");
+            let pair = [scale, Quota::per_hour(7).scale("x").unwrap()];
+            assert!(Scale::common_token(&pair) * 15 * 64 <= 1 << 52, "{quota:?}");
+        }
+    }
+
+    /// The rate was cut to the largest burst a second.
+    #[test]
+    fn plans_of_small_bursts_and_high_rates_are_kept_exactly() {
+        let of = |rate, burst| Quota::per_second(rate).burst(burst).scale("x").unwrap();
+        for pair in [[of(1000, 100), of(1000, 100)], [of(1000, 200), of(5000, 500)]] {
+            let token = Scale::common_token(&pair);
+            for scale in pair {
+                let fitted = scale.in_units_of(token).unwrap();
+                assert!(fitted.rate <= RATE_UNITS_MAX, "{fitted:?}");
+                let (kept, asked) = (fitted.rate * scale.token, scale.rate * fitted.token);
+                assert_eq!(kept, asked, "{scale:?}");
+            }
         }
     }
 

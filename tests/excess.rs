@@ -1,6 +1,9 @@
 //! What a running limiter tells of its excess, against what it really admitted.
 #![cfg(feature = "testing")]
 
+#[path = "parts/virtual_nodes.rs"]
+mod virtual_nodes;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +12,7 @@ use tidegate::{
     ActiveLimit, Builder, Decision, Event, Excess, Incidents, Limit, Limiter, MemoryStore,
     OutagePolicy, Quota, bound,
 };
+use virtual_nodes::VirtualNodes;
 
 const STEP: Duration = Duration::from_millis(5);
 const SECOND: Duration = Duration::from_secs(1);
@@ -310,4 +314,24 @@ async fn limiters_that_share_a_memory_store_give_no_credit_by_accuracy_before_th
     };
     let admitted: usize = nodes.iter().map(ask).sum();
     assert!(admitted <= 10, "{admitted} of the 10 tokens that 1% of the burst are");
+}
+
+/// The store could not remember so much debt, so that nodes gave their credit again: some 40 an hour.
+#[test]
+fn slow_limit_on_several_nodes_gives_each_credit_once() {
+    let limit = Limit::new("x", Quota::per_hour(15)).credit(15);
+    let cluster = VirtualNodes::new(4, &[limit], |builder| builder);
+    let limits: Vec<_> = cluster.nodes.iter().map(|node| node.limit("x").unwrap()).collect();
+    let (mut admitted, hours) = (0, 24);
+    for _ in 0..60 * hours {
+        for limit in &limits {
+            while limit.check("key").is_allowed() {
+                admitted += 1;
+            }
+        }
+        cluster.pass(Duration::from_secs(60), Duration::from_secs(5));
+    }
+    let most = 15 + 15 * hours + 4 * 15;
+    assert!(admitted <= most, "{admitted} of {most}");
+    assert!(admitted >= 15 * hours * 9 / 10, "{admitted}");
 }

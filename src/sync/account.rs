@@ -141,8 +141,10 @@ impl Account {
         let Scale { token: unit, rate, .. } = terms.scale;
         let known = bucket.view_and_refill().0;
         let age_us = known.age(now).map(micros);
+        // The view has whole tokens, and an age that wraps.
+        let is_full = bucket.is_full_since_closed(now);
         let view = age_us.map(|age_us| StoreView {
-            level: known.tokens().saturating_mul(unit),
+            level: if is_full { terms.scale.burst } else { known.tokens().saturating_mul(unit) },
             leased: 0,
             at: now.minus_micros(age_us),
             window_ends_latest: now
@@ -185,7 +187,10 @@ impl Account {
         let credit = recredited(collected.credit);
         self.spending.book(spent, collected.credit, credit, self.policy.is_some());
 
-        let counts = DecisionCounts::of(&collected, spent);
+        // Tokens that did not fit the bucket's word may come later than what is known of their requests.
+        let surplus = collected.surplus + self.spending.surplus;
+        self.spending.surplus = surplus.saturating_sub(spent);
+        let counts = DecisionCounts::of(&collected, spent, surplus);
         let cost_denied = self.history.largest_denied.max(1);
         let requests = counts.allowed + collected.denied.div_ceil(cost_denied.into());
         let tokens = spent + collected.denied;

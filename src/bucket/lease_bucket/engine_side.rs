@@ -274,6 +274,11 @@ impl LeaseBucket {
         self.update(TokenWord::next_epoch);
     }
 
+    /// Whether the key is full by now, if nobody else spends, by what the engine knew when it closed its account last.
+    pub(crate) fn is_full_since_closed(&self, now: Timestamp) -> bool {
+        (1..=now.as_micros()).contains(&self.full_at_us.load(Ordering::Acquire))
+    }
+
     /// The engine closes its account of this key, which is full at `full_at` if nobody spends. False if a decision has
     /// just notified the engine.
     pub(crate) fn try_close_account(&self, full_at: Timestamp, is_seen_once: bool) -> bool {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::bucket::MAX_TOKENS;
 use crate::time::Timestamp;
 
 /// A caller who waits for the store's answer to a request.
@@ -40,10 +41,19 @@ impl Callers {
         self.waiting.front().map(|waiter| waiter.deadline)
     }
 
-    /// A report asks for all who wait now; returns what they need, in tokens.
+    /// A report asks for all who wait now, or for the first of them, if a bucket cannot hold what all need. Returns what they
+    /// need, in tokens.
     pub(super) fn ask(&mut self) -> i64 {
-        self.asked = self.waiting.len();
-        self.waiting.iter().map(|waiter| i64::from(waiter.cost)).sum()
+        let (mut asked, mut needed) = (0, 0);
+        for waiter in &self.waiting {
+            let with_this = needed + i64::from(waiter.cost);
+            if asked > 0 && with_this > MAX_TOKENS.into() {
+                break;
+            }
+            (asked, needed) = (asked + 1, with_this);
+        }
+        self.asked = asked;
+        needed
     }
 
     /// Takes the first caller, if it has waited long enough.

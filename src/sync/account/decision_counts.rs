@@ -13,9 +13,10 @@ pub(crate) struct DecisionCounts {
 }
 
 impl DecisionCounts {
-    /// Decisions by which `spent` tokens went; how many of them were unsure is counted elsewhere.
-    pub(crate) fn of(collected: &Collected, spent: u64) -> Self {
-        let allowed = spent.saturating_sub(collected.surplus);
+    /// Decisions by which `spent` tokens went, `surplus` of them beyond one a request; how many of them were unsure is counted
+    /// elsewhere.
+    pub(crate) fn of(collected: &Collected, spent: u64, surplus: u64) -> Self {
+        let allowed = spent.saturating_sub(surplus);
         Self { allowed, denied: collected.denied, ..Self::default() }
     }
 

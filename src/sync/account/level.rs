@@ -18,8 +18,7 @@ pub(super) struct StoreView {
 }
 
 impl StoreView {
-    /// Whether it is a view of windows that is so old that the key is full by now, if no other node spends. That the store has
-    /// forgotten its record since is no loss.
+    /// Whether the view is so old that its windows have given all tokens back. The store may have forgotten the record by then.
     fn is_surely_full(&self, now: Timestamp, scale: &Scale) -> bool {
         let full_us = scale.full_us(scale.burst.saturating_sub(self.level));
         scale.curve != Curve::Refill && now.micros_since(self.at) >= full_us
@@ -159,8 +158,10 @@ impl Level {
         if passed_us < terms.tick_us {
             return;
         }
-        let taken = (given.tokens + entry.debt) * token - entry.returned;
-        let seen = (given.available - view.level + taken) as f64 / passed_us as f64;
+        let taken = given.tokens.saturating_add(entry.debt).saturating_mul(token);
+        let risen =
+            (given.available - view.level).saturating_add(taken.saturating_sub(entry.returned));
+        let seen = risen as f64 / passed_us as f64;
         let least = rate as f64 / nodes as f64;
         self.growth = f64::midpoint(self.growth, seen.clamp(least, rate as f64));
     }

@@ -176,10 +176,11 @@ impl Account {
 
     fn drift(&self, given: &Given, entry: &Entry, now: Timestamp, terms: &Terms) -> Installed {
         let before = given.available + given.tokens * self.scale.token;
-        let spent = entry.debt * self.scale.token - entry.returned;
+        let spent = entry.debt.saturating_mul(self.scale.token).saturating_sub(entry.returned);
         let estimate = self.level.estimate(now, &terms.scale);
+        let expected = |level: i64| level.saturating_sub(spent).min(terms.scale.burst);
         Installed {
-            drift: estimate.map(|level| (level - spent).min(terms.scale.burst) - before),
+            drift: estimate.map(|level| expected(level).saturating_sub(before)),
             age_us: self.level.view.map_or(0, |view| now.micros_since(view.at)),
         }
     }

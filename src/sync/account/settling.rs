@@ -86,8 +86,8 @@ impl Account {
     ) -> u32 {
         self.collect(now, true);
         let (unsent, mut left) = (&mut self.spending.unsent, i64::from(tokens));
-        // Whose tokens they are does not matter, if they are of one window. Those of a log return one by one: what was
-        // spent later must not return sooner.
+        // Whose tokens they are does not matter, if they are of one window. A log returns tokens by their age: what was spent
+        // later is not given back in place of what was spent first.
         let is_one_window = from_us.is_some() && self.scale.curve != Curve::SlidingLog;
         let is_same = decided > self.spending.reported || is_one_window;
         if is_same && self.policy.is_none() {

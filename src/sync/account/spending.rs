@@ -42,6 +42,8 @@ pub(super) struct Spending {
     pub(super) unsent: Unsent,
     /// Tokens that no longer fitted the bucket's word, and have not been booked.
     pub(super) spilled: u64,
+    /// Tokens beyond one a request that were told before the tokens themselves.
+    pub(super) surplus: u64,
     /// The credit that the bucket was given last.
     pub(super) credit_given: u32,
     /// When an outage policy was left last.
@@ -57,6 +59,7 @@ impl Spending {
         Self {
             unsent: Unsent::default(),
             spilled: 0,
+            surplus: 0,
             credit_given,
             policy_left: now.minus_micros(OPENED_LATE_US),
             reported: Timestamp::ZERO,

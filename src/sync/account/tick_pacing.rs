@@ -20,13 +20,15 @@ pub(crate) struct Paces {
 }
 
 impl Paces {
-    /// Whether one more key sync stays below the ceiling; if so, or if it is `pressing`, it counts.
+    /// Whether one more key sync stays below the ceiling; if so, or if it is `pressing`, it counts. Pressing ones keep others
+    /// waiting no longer than what can be saved up.
     pub(crate) fn admit(&mut self, pressing: bool, now: Timestamp, terms: &Terms) -> bool {
         let Some(ceiling) = terms.pace.and_then(|pace| pace.ceiling) else { return true };
         if !pressing && self.used_until > now.plus_micros(SAVED_US) {
             return false;
         }
-        self.used_until = self.used_until.max(now).plus_micros((1e6 / ceiling).ceil() as u64);
+        let used_from = self.used_until.clamp(now, now.plus_micros(SAVED_US));
+        self.used_until = used_from.plus_micros((1e6 / ceiling).ceil() as u64);
         true
     }
 
@@ -72,6 +74,16 @@ mod tests {
             paces.admit(true, at(10_000), &terms),
             "a report that callers wait for is not kept waiting"
         );
+    }
+
+    /// Ten thousand of them, after the store had lost its memory, kept all others waiting for 200 s.
+    #[test]
+    fn pressing_reports_keep_others_waiting_for_a_second_at_most() {
+        let (terms, mut paces) = (terms(Some(100.0)), Paces::default());
+        let now = Timestamp::from_micros(10_000_000);
+        assert!((0..10_000).all(|_| paces.admit(true, now, &terms)));
+        assert!(!paces.admit(false, now, &terms));
+        assert!(paces.admit(false, now.plus_micros(1_010_000), &terms));
     }
 
     #[test]

@@ -140,6 +140,21 @@ mod tests {
         (Account::new(bucket, b"key"[..].into(), 0, cluster, terms, now), now)
     }
 
+    /// The bucket could not hold what all needed, so that the last were denied, though the store had given it.
+    #[test]
+    fn report_asks_for_no_more_callers_than_a_bucket_has_room_for() {
+        let terms = Limit::new("x", Quota::per_second(100_000_000)).validate().unwrap();
+        let (mut account, now) = account(&terms);
+        for ticket in 0..3 {
+            let deadline = now.plus_micros(50_000);
+            account.wait(Waiter { ticket, cost: 8_000_000, deadline }, false, now);
+        }
+        assert_eq!((account.callers.ask(), account.callers.asked), (16_000_000, 2));
+        account.callers.waiting.truncate(1);
+        account.callers.waiting[0].cost = 20_000_000;
+        assert_eq!((account.callers.ask(), account.callers.asked), (20_000_000, 1));
+    }
+
     #[test]
     fn leaving_node_does_not_wait_for_depth_that_it_keeps_registered() {
         let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();

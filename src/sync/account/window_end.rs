@@ -143,6 +143,26 @@ mod tests {
         }
     }
 
+    /// The view had whole tokens, and an age that wraps after 49 days: the record was said to be lost.
+    #[test]
+    fn token_bucket_that_comes_back_after_it_is_full_is_full() {
+        let terms = Limit::new("x", Quota::per_hour(5)).credit(0).validate_hybrid(1).unwrap();
+        let begun = account_of(&terms);
+        let half = Given { available: 7 * terms.scale.token / 2, ..Given::default() };
+        let mut open = begun;
+        let entry = report(&mut open, &terms, 2_000);
+        open.end_report();
+        open.install(&half, &entry, at(2_000), at(2_000), &terms);
+        let bucket = open.bucket.clone();
+        assert!(bucket.try_close_account(at(1_080_000_000), false));
+        let cluster = || Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+        for us in [1_080_000_001, (1 << 32) * 1_000 + 60_000_000] {
+            let mut back =
+                Account::new(bucket.clone(), b"key"[..].into(), 0, cluster(), &terms, at(us));
+            assert_eq!(report(&mut back, &terms, us).claim, Some(terms.scale.burst), "{us}");
+        }
+    }
+
     fn report(account: &mut Account, terms: &Terms, us: u64) -> Entry {
         account.report(&"x".into(), terms, at(us), false)
     }

@@ -120,3 +120,8 @@ proptest! {
         prop_assert!(Reply::decode(&bytes[..cut], &entries, 0).is_err());
     }
 }
+
+#[test]
+fn quotas_have_no_higher_rate_than_the_wire() {
+    assert_eq!(crate::quota::RATE_UNITS_MAX, RATE_MAX);
+}
