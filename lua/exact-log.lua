@@ -123,7 +123,7 @@ elseif cost < 0 then
 elseif not is_allowed then
   local enough = total + ask - tokens
   local place = first(gone, function(_, spent_by_then) return spent_by_then >= enough end)
-  -- More than the limit ever allows has to come back too.
+  -- A cost above the limit never fits: a period.
   retry_us = place < count and read(place) + period_us - now or period_us
 elseif cost > 0 then
   total, spent, oldest_us = total + cost, spent + cost, oldest_us or now

@@ -42,6 +42,8 @@ pub(crate) enum Source {
     Lease(Held),
     /// An override, or a limit that is off: until then.
     Override(Timestamp),
+    /// The denial with which the key was blocked: until then.
+    Blocked(Timestamp),
 }
 
 impl Decision {
@@ -133,7 +135,7 @@ impl Decision {
         match &self.source {
             Source::Local(standing) | Source::Store(standing) => standing.remaining(),
             Source::Lease(held) => held.remaining(&self.limit.scale, self.now),
-            Source::Override(_) => self.left_by_override(),
+            Source::Override(_) | Source::Blocked(_) => self.left_by_override(),
         }
     }
 
@@ -166,7 +168,7 @@ impl Decision {
                 };
                 expected_us.max(RETRY_MIN_US)
             }
-            Source::Override(until) => self.blocked_us(*until),
+            Source::Override(until) | Source::Blocked(until) => self.blocked_us(*until),
         })
     }
 
@@ -177,20 +179,45 @@ impl Decision {
             Source::Local(standing) | Source::Store(standing) => {
                 Duration::from_micros(standing.delay_us())
             }
-            Source::Lease(_) | Source::Override(_) => Duration::ZERO,
+            Source::Lease(_) | Source::Override(_) | Source::Blocked(_) => Duration::ZERO,
         }
     }
 
     /// The same after the wait for its tokens. It is a denial if it was one, or if they were not used.
     pub(crate) fn after_delay(self, is_used: bool) -> Self {
+        let mut told = self.without_delay();
+        (told.allowed, told.sure) = (self.allowed && is_used, self.sure && is_used);
+        if let Source::Local(Standing::Turn(rule, turn)) | Source::Store(Standing::Turn(rule, turn)) =
+            &mut told.source
+            && is_used
+        {
+            let waited = self.delay();
+            told.now = self.now.plus_micros(micros(waited));
+            turn.ahead = turn.ahead.saturating_sub(rule.units_in(waited));
+        }
+        told
+    }
+
+    /// The same where nobody waits.
+    pub(crate) fn without_delay(self) -> Self {
         let mut source = self.source;
         if let Source::Local(Standing::Turn(_, turn)) | Source::Store(Standing::Turn(_, turn)) =
             &mut source
         {
             *turn = Turn { delay: 0, max_delay: 0, ..*turn };
         }
-        let allowed = self.allowed && is_used;
-        Self { allowed, sure: self.sure && is_used, source, ..self }
+        Self { source, ..self }
+    }
+
+    /// The denial with which a key is blocked from `now` on.
+    pub(crate) fn blocking(self, until: Timestamp, now: Timestamp) -> Self {
+        Self { source: Source::Blocked(until), now, ..self }
+    }
+
+    /// Whether the key is blocked: then no window's end lets it go on.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.is_denied() && matches!(self.source, Source::Override(_) | Source::Blocked(_))
     }
 
     /// A denial of `cost` tokens by those who came before, where the key's own state is this.
@@ -198,7 +225,8 @@ impl Decision {
         Self { allowed: false, sure: false, ..self.about(cost) }
     }
 
-    /// The same state, told to a request of `cost` tokens: this decision was about one.
+    /// The same state, told to a request of `cost` tokens. This decision was about one token, so a log does not know when so many
+    /// return.
     pub(crate) fn about(self, cost: u32) -> Self {
         let mut source = self.source;
         if cost > 1
@@ -218,7 +246,7 @@ impl Decision {
                 let full_us = held.full_us(&self.limit.scale, self.now);
                 self.window_left_us().map_or(full_us, |left_us| left_us.min(full_us))
             }
-            Source::Override(until) => self.blocked_us(*until),
+            Source::Override(until) | Source::Blocked(until) => self.blocked_us(*until),
         };
         Duration::from_micros(reset_us).max(self.retry_after())
     }
@@ -246,7 +274,9 @@ impl Decision {
                 let window_us = self.window_left_us().filter(|_| next_us > 0);
                 (left, window_us.unwrap_or(next_us))
             }
-            Source::Override(until) => (self.left_by_override(), self.blocked_us(*until)),
+            Source::Override(until) | Source::Blocked(until) => {
+                (self.left_by_override(), self.blocked_us(*until))
+            }
         };
         let next = Duration::from_micros(next_us);
         (left, if self.is_denied() { next.min(self.retry_after()) } else { next })
@@ -259,7 +289,7 @@ impl Decision {
         if let Source::Local(standing) | Source::Store(standing) = &self.source {
             return Duration::from_micros(standing.wait_us(tokens.into()));
         }
-        if let Source::Override(until) = &self.source {
+        if let Source::Override(until) | Source::Blocked(until) = &self.source {
             return Duration::from_micros(self.blocked_us(*until));
         }
         let missing = u64::from(tokens).saturating_sub(self.remaining());
@@ -284,7 +314,7 @@ impl Decision {
     /// spoke of it (a `local` limit, or a new key).
     pub fn view_age(&self) -> Option<Duration> {
         match &self.source {
-            Source::Local(_) | Source::Store(_) | Source::Override(_) => None,
+            Source::Local(_) | Source::Store(_) | Source::Override(_) | Source::Blocked(_) => None,
             Source::Lease(held) => held.view.age(self.now),
         }
     }
@@ -293,7 +323,7 @@ impl Decision {
     pub fn store_time(&self) -> Option<Duration> {
         match self.source {
             Source::Store(_) => Some(Duration::from_micros(self.now.as_micros())),
-            Source::Local(_) | Source::Lease(_) | Source::Override(_) => None,
+            Source::Local(_) | Source::Lease(_) | Source::Override(_) | Source::Blocked(_) => None,
         }
     }
 

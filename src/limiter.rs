@@ -227,8 +227,7 @@ impl ActiveLimit {
         {
             return self.lease_decision(&result, cost, now);
         }
-        let Target { key, place } = target;
-        self.lease_decision(&self.ask_leased(table, (key, place), cost, false, now), cost, now)
+        self.lease_decision(&self.ask_leased(table, target, cost, false, now), cost, now)
     }
 
     /// Asks the key's bucket until it answers, counts the decision, and notifies the engine of what it has to know.
@@ -236,12 +235,11 @@ impl ActiveLimit {
     fn ask_leased(
         &self,
         table: &Table<LeaseBucket>,
-        (key, place): (&[u8], u32),
+        target: Target<'_>,
         cost: u32,
         can_wait: bool,
         now: Timestamp,
     ) -> SpendResult {
-        let target = Target { key, place };
         let (scale, first_credit) = (self.state.terms.scale, self.state.first_credit(self.info));
         let (plan, room) = (self.plan, if can_wait { Room::Any } else { Room::NotLast });
         let ask = Ask { cost, scale, first_credit, plan, can_wait };
@@ -334,7 +332,7 @@ impl ActiveLimit {
             return Some(self.decide(target, cost));
         };
         let now = self.state.clock.now();
-        let result = self.ask_leased(table, (target.key, target.place), cost, true, now);
+        let result = self.ask_leased(table, target, cost, true, now);
         (result.verdict != Verdict::Unsure).then(|| self.lease_decision(&result, cost, now))
     }
 

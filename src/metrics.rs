@@ -222,7 +222,16 @@ fn show_counters(labels: &Labels) {
     for outcome in ["ok", "error"] {
         counter!(STORE_DECISIONS, with(labels, "outcome", outcome)).increment(0);
     }
-    for name in [UNSURE, OVERFLOWED, POLICIES, LOST_RECORDS, MISMATCHES, PLANS_DIFFER, REMOVED] {
+    for name in [
+        UNSURE,
+        OVERFLOWED,
+        POLICIES,
+        LOST_RECORDS,
+        MISMATCHES,
+        PLANS_DIFFER,
+        REMOVED,
+        NOT_GIVEN_BACK,
+    ] {
         counter!(name, labels.clone()).increment(0);
     }
 }

@@ -904,13 +904,14 @@ async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_i
     for of_limit in [
         "algorithm = \"fixed-window\"\n",
         "algorithm = \"sliding-window\"\nmode = \"local\"\n",
-        "algorithm = \"sliding-log\"\nmode = \"exact\"\n",
+        "algorithm = \"sliding-window\"\nmode = \"exact\"\n",
         "burst = 1000\nmode = \"exact\"\n",
         "burst = 1000\n",
     ] {
         for (charge, last) in [("in-full", "OVER 0"), ("always", "OK 200")] {
+            // Whom its denial blocks is charged too.
             let toml = format!(
-                "[domains.ai.user]\nquota = \"1000/366d\"\ncharge = \"{charge}\"\n{of_limit}\
+                "[domains.ai.user]\nquota = \"1000/366d\"\ncharge = \"{charge}\"\n{of_limit}block_for = \"1ms\"\n\
                  [store]\nredis = \"{}\"\nnamespace = \"{charge}-{}\"\n",
                 redis.url(),
                 of_limit.len()
@@ -941,9 +942,13 @@ async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_i
             }
         }
     }
-    let toml = "[domains.ai.user]\nquota = \"1000/366d\"\ncharge = \"in-full\"\nalgorithm = \"leaky-bucket\"\n";
-    let refused = Config::from_toml(toml).unwrap_err().to_string();
-    assert!(refused.contains("cannot be \"in-full\" of a leaky bucket"), "{refused}");
+    for algorithm in ["leaky-bucket", "sliding-log"] {
+        let toml = format!(
+            "[domains.ai.user]\nquota = \"1000/366d\"\ncharge = \"in-full\"\nalgorithm = \"{algorithm}\"\n"
+        );
+        let refused = Config::from_toml(&toml).unwrap_err().to_string();
+        assert!(refused.contains("cannot be \"in-full\" of a leaky bucket"), "{refused}");
+    }
 }
 
 #[tokio::test]

@@ -327,7 +327,10 @@ async fn key_is_blocked_for_a_while_after_a_denial() -> Outcome {
     let login = limiter.limit("login")?;
     assert!(login.check("a").is_allowed());
     assert_eq!(login.check_n("a", 0)?.remaining(), 0, "a look blocks nobody");
-    assert!(!login.check("a").is_override());
+    let denied = login.check("a");
+    assert!(!denied.is_override());
+    let told = [denied.retry_after(), denied.reset_after(), denied.next_token_after()];
+    assert_eq!(told, [60 * SECOND; 3], "it is blocked from now on");
     clock.advance(30 * SECOND);
     let blocked = login.check("a");
     assert_eq!((blocked.is_override(), blocked.retry_after()), (true, 30 * SECOND));

@@ -538,7 +538,7 @@ fn denial_of_a_group_tells_when_a_log_has_all_that_the_request_costs() {
     let (log, bucket) = (limiter.limit("log").unwrap(), limiter.limit("bucket").unwrap());
     for _ in 0..4 {
         assert!(log.check("key").is_allowed());
-        clock.advance(HOUR / 4 - Duration::from_millis(250));
+        clock.advance(Duration::from_millis(899_750));
     }
     // One token returns in a second, and all five in an hour.
     assert!(log.check("key").is_allowed());

@@ -23,7 +23,7 @@ const TOP_LEVEL: [&str; 11] = [
 const FILE_LINES_MAX: usize = 700;
 /// Code of the data plane and of what users hold, without comments and tests. 1700 lines are aimed at: lower this with
 /// each line that goes; raise it only for what must be there.
-const DATA_PLANE_LINES_MAX: usize = 2481;
+const DATA_PLANE_LINES_MAX: usize = 2483;
 /// Parts that have a row of their own, by the files that only they need, each with at most so many lines.
 const PART_LINES_MAX: usize = 300;
 const PARTS: [&str; 27] = [

@@ -206,8 +206,8 @@ impl Standing {
         }
     }
 
-    /// Microseconds until a denied request of `cost` tokens would be allowed. One that is more than the rule ever allows is
-    /// told to come back in a period: another plan may be in force then.
+    /// Microseconds until a denied request of `cost` tokens would be allowed. Of more tokens than the rule ever allows, windows
+    /// and logs say a period, and a token bucket the time in which they flow in: another plan may be in force then.
     pub(crate) fn retry_us(&self, cost: u32) -> u64 {
         match self {
             Self::Log(standing) if standing.retry_us > 0 => standing.retry_us,

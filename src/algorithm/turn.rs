@@ -9,8 +9,10 @@
 //! - In a leaky bucket each request takes a slot as long as its cost, and must wait until the slots before it have
 //!   passed. That is `ahead`.
 
+use std::time::Duration;
+
 use crate::quota::{PERIOD_MAX, Scale};
-use crate::time::Timestamp;
+use crate::time::{Timestamp, micros};
 
 /// The rule of a key whose state is one point in time.
 ///
@@ -213,6 +215,11 @@ impl TurnRule {
     /// Microseconds until the key is as if it had never been used.
     pub(crate) fn reset_us(&self, turn: Turn) -> u64 {
         self.micros(turn.ahead)
+    }
+
+    /// The units that flow in within a span of time.
+    pub(crate) fn units_in(&self, time: Duration) -> u64 {
+        micros(time).saturating_mul(self.scale().rate as u64)
     }
 
     /// Microseconds in which so many units flow in, rounded up.

@@ -149,6 +149,7 @@ pub(super) fn name_in_file(field: &str, fields: &Fields<'_>) -> &'static str {
         "outage" => "outage",
         "max_wait" => "max_wait",
         "block_for" => "block_for",
+        "version" => "version",
         "plan" => "plans",
         _ => "",
     }
@@ -172,6 +173,7 @@ fn set_sound(limit: &mut Limit, field: &str) {
         "outage" => limit.outage = OutagePolicy::default(),
         "max_wait" => limit.max_wait = DEFAULT_MAX_WAIT,
         "block_for" => limit.block_for = Duration::ZERO,
+        "version" => limit.version = 0,
         "plan" => limit.plans.clear(),
         "queue" => {
             if let Rule::LeakyBucket(rule) = &mut limit.rule {

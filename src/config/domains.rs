@@ -202,9 +202,11 @@ impl Domains<'_, '_> {
         if self.reading.mistakes.len() == before {
             warnings::without_effect(&read, self.reading);
         }
-        if charge == ChargeRule::InFull && matches!(read.limit.rule(), Rule::LeakyBucket(_)) {
-            let remedy = "cannot be \"in-full\" of a leaky bucket, whose slots cannot be owed: choose another algorithm, or \
-                          \"always\"";
+        if charge == ChargeRule::InFull
+            && matches!(read.limit.rule(), Rule::LeakyBucket(_) | Rule::SlidingLog(_))
+        {
+            let remedy = "cannot be \"in-full\" of a leaky bucket or a sliding log, whose tokens cannot be owed: choose \
+                          another algorithm, or \"always\"";
             self.reading.mistake(&place_of_charge, remedy);
         }
         DescriptorRule::Limit { limit: self.add(read.limit), charge }

@@ -49,7 +49,7 @@ pub(crate) struct LimitState {
     first_credit: AtomicU32,
     /// Decisions of an exact limit that the store did not make, since the last time.
     unsure: AtomicU64,
-    /// Denials of requests that no bucket was asked about, since the last time.
+    /// Denials of costs above the maximum, of which no bucket was asked, since the last time.
     denied: AtomicU64,
     /// Nodes that share the limit, as far as they have been counted.
     nodes: AtomicU32,

@@ -19,6 +19,9 @@ const SWEEP_LEAST: usize = 1024;
 /// While there is no room they are looked through no more often.
 const SWEEP_PAUSE_US: u64 = 1_000_000;
 
+/// The most open questions of a key.
+const OPEN_MAX: usize = 64;
+
 /// Where the store's answer comes.
 pub(crate) type AskedStore = oneshot::Receiver<Result<ExactAnswer, StoreError>>;
 
@@ -26,7 +29,7 @@ pub(crate) type AskedStore = oneshot::Receiver<Result<ExactAnswer, StoreError>>;
 #[derive(Debug, Default)]
 pub(crate) struct SlotKey {
     pub(crate) held: HeldSlots,
-    /// Questions to the store that nobody waits for, or no more.
+    /// Questions to the store whose caller has left, or that never had one.
     open: Vec<OpenQuestion>,
     /// After a failure: nothing is asked before that nobody waits for.
     ask_from: Timestamp,
@@ -98,7 +101,7 @@ impl SlotKey {
             // What takes nothing is not to keep the charge waiting.
             self.open.retain(|question| question.ask.tokens() > 0);
         }
-        // A caller who asks next asks for what is wanted ahead too, and must not come after that.
+        // The caller asks next, and asks for slots ahead too: a question before that would take the earlier slot.
         let caller_asks = credit.is_none() && matches!(answer, SlotAnswer::Unsure { .. });
         if self.open.is_empty() && now >= self.ask_from && !(caller_asks && self.held.owed() == 0) {
             let wanted = self.held.wanted(rule, now, tick_us, nodes);
@@ -146,10 +149,24 @@ impl SlotKey {
         SlotAsk { owed: if self.open.is_empty() { ask.owed } else { 0 }, ..ask }
     }
 
-    /// The caller has left who asked: what comes is for others.
+    /// Keeps the question of a caller who has left: what comes is for others.
     pub(crate) fn abandon(&mut self, SlotAsk { owed, own, ahead }: SlotAsk, answer: AskedStore) {
+        if self.open.len() >= OPEN_MAX {
+            // What comes passes unused.
+            return;
+        }
         let ask = SlotAsk { owed, own: 0, ahead: own.saturating_add(ahead) };
         self.open.push(OpenQuestion { ask, is_abandoned: true, answer });
+    }
+
+    /// Lets a question of a caller who has left, and went on by credit, charge that credit.
+    pub(crate) fn charge_by_abandoned(&mut self, credit: u32) {
+        let is_it =
+            |question: &&mut OpenQuestion| question.is_abandoned && question.ask.ahead >= credit;
+        if let Some(question) = self.open.iter_mut().find(is_it) {
+            question.ask.ahead -= credit;
+            question.ask.owed += credit;
+        }
     }
 
     /// Takes in the store's answers, if there are any. After a failure the store is left alone for `pause_us`.

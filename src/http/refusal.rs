@@ -1,10 +1,11 @@
 //! Why a request is refused, and the response that says so.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 
-use super::retry_after::seconds;
+use super::retry_after::{RetryAfter, seconds};
 use crate::decision::Denied;
 
 /// Why a request does not reach the service.
@@ -172,6 +173,9 @@ impl Refusal {
 
 impl From<Denied> for Refusal {
     fn from(denied: Denied) -> Self {
-        Self::Denied { limit: denied.limit_name(), retry_after: denied.retry_after() }
+        /// That of responses of handlers.
+        static RETRY_AFTER: LazyLock<RetryAfter> = LazyLock::new(RetryAfter::default);
+        let retry_after = RETRY_AFTER.after(denied.retry_after(), &denied.decision());
+        Self::Denied { limit: denied.limit_name(), retry_after }
     }
 }

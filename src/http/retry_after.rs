@@ -87,7 +87,9 @@ impl RetryAfter {
         let spread_s = match self.spread {
             Spread::None => return wait,
             Spread::OfWindows => match decision.rule() {
-                Rule::FixedWindow(rule) => (rule.period() / 10).min(SPREAD_MAX).as_secs(),
+                Rule::FixedWindow(rule) if !decision.is_blocked() => {
+                    (rule.period() / 10).min(SPREAD_MAX).as_secs()
+                }
                 _ => return wait,
             },
             Spread::FillTime => seconds(decision.fill_time().min(SPREAD_MAX)),

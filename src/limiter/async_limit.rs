@@ -159,11 +159,6 @@ impl AsyncLimit {
         self.0.state.index
     }
 
-    #[cfg(feature = "server")]
-    pub(crate) fn validate_cost(&self, cost: u32) -> Result<(), CheckError> {
-        self.0.validate_cost(cost)
-    }
-
     /// The limit's name.
     pub fn name(&self) -> &'static str {
         self.0.name()

@@ -21,21 +21,31 @@ impl AsyncLimit {
         Ok(Self(limit.under(info).into_owned()))
     }
 
+    /// Whether the store is away that decides about the limit.
+    pub(crate) fn is_on_policy(&self) -> bool {
+        self.0.state.is_on_policy()
+    }
+
+    /// Whether nodes share the limit by leases, so that this one may know nothing of a key.
+    pub(crate) fn is_leased(&self) -> bool {
+        matches!(self.0.state.buckets, Buckets::Leased(_))
+    }
+
     /// Whether tokens can go back of which nobody knows when they were spent.
     pub(crate) fn can_give_back(&self) -> bool {
-        let is_leased = matches!(self.0.state.buckets, Buckets::Leased(_));
         match self.rule() {
             Rule::TokenBucket(_) | Rule::FixedWindow(_) | Rule::SlidingWindow(_) => true,
-            Rule::SlidingLog(_) => is_leased,
+            Rule::SlidingLog(_) => self.is_leased(),
             Rule::LeakyBucket(_) => false,
         }
     }
 
-    /// Charges `tokens` whatever the key has left: the rest is owed. Not of a leaky bucket. Where an override decides, nothing
-    /// is charged. `plain` is the key before it was hashed, if that matters.
+    /// Charges `tokens` whatever the key has left: the rest is owed. Not of a leaky bucket. Where the limit is off, or an
+    /// override allows the key, nothing is charged. `plain` is the key before it was hashed, if that matters.
     pub(crate) fn charge_in_full(&self, key: &[u8], plain: Option<&[u8]>, tokens: u32) {
         let asked = LookedUp { name: key, plain: plain.unwrap_or(key) };
-        if self.0.overridden(asked, 0).is_none() {
+        let is_free = self.0.overridden(asked, 0).is_some_and(|decision| decision.is_allowed());
+        if !is_free {
             let limit = self.0.planned(asked);
             limit.charge_pinned(&limit.hold(key).key, tokens);
         }

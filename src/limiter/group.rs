@@ -9,7 +9,7 @@ use super::settle::Allowed;
 use super::several::{ask_for_decision, decide_at_once};
 use super::together::part::{Part, Patience, USUAL, fewer_left};
 use super::{ActiveLimit, Limiter, Target};
-use crate::bucket::{Found, LeaseBucket, OVERFLOW, Table, Verdict};
+use crate::bucket::{Found, LeaseBucket, Table, Verdict};
 use crate::decision::Decision;
 use crate::driver::Buckets;
 use crate::error::{CheckError, ConfigError};
@@ -442,7 +442,7 @@ impl LeasedLimit {
             return Err(None);
         }
         let can_wait = patience != Patience::None;
-        let result = limit.ask_leased(table, (key, OVERFLOW), cost, can_wait, now);
+        let result = limit.ask_leased(table, Target::key(key), cost, can_wait, now);
         let decision = limit.lease_decision(&result, cost, now);
         match result.verdict {
             // The store may have more.

@@ -101,7 +101,9 @@ impl SpentFrom {
                 Self::Store { at_us: decision.now.as_micros(), ahead }
             }
             Source::Lease(_) if decision.sure => Self::Lease,
-            Source::Local(_) | Source::Lease(_) | Source::Override(_) => Self::Credit,
+            Source::Local(_) | Source::Lease(_) | Source::Override(_) | Source::Blocked(_) => {
+                Self::Credit
+            }
         }
     }
 }

@@ -278,12 +278,14 @@ impl ActiveLimit {
         match (self.is_shadow(), decision.is_denied()) {
             (true, true) => decision.shadowed(true),
             // Nobody waits in shadow mode.
-            (true, false) => decision.after_delay(true),
+            (true, false) => decision.without_delay(),
             (false, true) => {
                 let block_us = micros(self.current().definition.limit.block_for);
                 if decision.sure && cost > 0 && block_us > 0 {
-                    let until = self.state.clock.now().plus_micros(block_us);
+                    let now = self.state.clock.now();
+                    let until = now.plus_micros(block_us);
                     self.state.overrides.block(name, until, OVERRIDES_MAX);
+                    return decision.blocking(until, now);
                 }
                 decision
             }

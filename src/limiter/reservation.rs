@@ -125,7 +125,6 @@ impl ActiveLimit {
         key: &K,
         estimate: u32,
     ) -> Result<Reservation, ReserveError> {
-        self.validate_cost_of(key, estimate)?;
         if matches!(self.rule(), Rule::LeakyBucket(_)) {
             return Err(ReserveError::LeakyBucket { limit: self.name() });
         }

@@ -264,7 +264,13 @@ impl ActiveLimit {
         let answer = self.wait_for_store(&mut asked.answer, for_us).await;
         if asked.answer.is_some() {
             drop(asked);
-            return self.slot_at_once(of, SlotRequest { is_again: true, ..wanted });
+            let slot = self.slot_at_once(of, SlotRequest { is_again: true, ..wanted });
+            if slot.decision.is_allowed() && !slot.decision.is_sure() && !self.state.is_on_policy()
+            {
+                let charge = |entry: &mut SlotKey| entry.charge_by_abandoned(cost);
+                let _ = of.slots.with(of.key, self.now(), charge);
+            }
+            return slot;
         }
         let Some(grant) = answer.as_ref().and_then(ExactAnswer::slot_grant) else {
             // A share's slots are none of the store's.

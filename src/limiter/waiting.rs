@@ -330,8 +330,12 @@ impl ActiveLimit {
             return self.deny_if_sure(SlotsOf { slots, key }, cost);
         }
         let target = Target::key(key);
-        let has_to_wait = self.queue() > Duration::ZERO && self.decide(target, 0).is_denied();
-        if has_to_wait { None } else { self.decide_if_sure(target, cost) }
+        let has_queue = self.queue() > Duration::ZERO;
+        if has_queue && self.decide(target, 0).is_denied() {
+            return None;
+        }
+        // Another request may have been quicker: then this one waits too.
+        self.decide_if_sure(target, cost).filter(|decision| !has_queue || decision.is_allowed())
     }
 
     /// How long a request of this limit may wait for its slot.

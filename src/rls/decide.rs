@@ -24,7 +24,7 @@ use crate::config::{
 use crate::decision::Decision;
 use crate::error::ConfigError;
 use crate::key::{Key, KeyWriter};
-use crate::limit::Limit;
+use crate::limit::{Limit, Mode};
 use crate::limiter::settle::Allowed;
 use crate::limiter::together::part::{Part, Patience};
 use crate::limiter::together::{Together, ask_all};
@@ -177,18 +177,21 @@ impl<'a> Limited<'a> {
         self.part(0, Patience::None).look()
     }
 
-    /// How a descriptor stands that charges nothing.
+    /// How a descriptor stands that charges nothing. A look is over the limit if the key is blocked, or if costs are owed and it
+    /// has no token.
     async fn status(&self, deadline: Option<Instant>) -> Status {
-        if self.charge == ChargeRule::InFull && !self.is_negative {
+        let is_owed = self.charge == ChargeRule::InFull;
+        if is_owed && !self.is_negative && self.limit.is_leased() {
             return self.status_by_a_token(deadline).await;
         }
         let decision = self.part(0, patience(deadline)).ask().await;
-        let is_over = !self.is_negative && decision.is_override() && decision.is_denied();
+        let is_over =
+            !self.is_negative && decision.is_denied() && (is_owed || decision.is_override());
         status(&self.limit, Outcome { is_over, is_charged: false, decision: Some(decision) })
     }
 
-    /// The same where costs are owed: whether the key has a token. It is taken and given back, so that a node that knows nothing
-    /// of the key asks the store.
+    /// The same by whether the key has a token, which is taken and given back: so a node that knows nothing of the key asks the
+    /// store.
     async fn status_by_a_token(&self, deadline: Option<Instant>) -> Status {
         let decision = self.part(1, patience(deadline)).ask_and_give_back().await;
         let is_over = decision.is_denied();
@@ -418,9 +421,7 @@ impl<'r, 'a> Charge<'r, 'a> {
     fn new(descriptors: &'r [ToCharge<'r, 'a>]) -> Self {
         let limited = descriptors[0].limited;
         let cost = descriptors.iter().fold(0, |cost: u32, it| cost.saturating_add(it.limited.hits));
-        let is_free = |look: Decision| look.is_override() && look.is_allowed();
-        let is_possible =
-            limited.limit.validate_cost(cost).is_ok() || limited.look().is_some_and(is_free);
+        let is_possible = limited.part(cost, Patience::None).validate_cost().is_ok();
         Self { limited, cost, is_possible, descriptors }
     }
 
@@ -440,17 +441,34 @@ impl<'r, 'a> Charge<'r, 'a> {
         }
     }
 
-    fn is_shadow(&self) -> bool {
-        self.limited.limit.0.is_shadow()
+    /// Whether the store charges it in any case. It is not asked first: what it answered too late would be charged twice. In an
+    /// outage this node's share is asked.
+    fn is_charged_unasked(&self) -> bool {
+        let Limited { limit, charge, .. } = self.limited;
+        *charge == ChargeRule::InFull && limit.mode() == Mode::Exact && !limit.is_on_policy()
+    }
+
+    /// False if it is over its limit, as far as that is known.
+    fn charge_unasked(&self, statuses: &mut [Status]) -> bool {
+        let decision = self.limited.look();
+        let is_over = !self.is_possible || decision.is_some_and(|look| look.is_denied());
+        self.tell(Outcome { is_over, is_charged: !is_over, decision }, statuses);
+        self.charge_in_full();
+        !is_over
     }
 
     /// Charges what its limit did not allow, if it is charged in any case.
     fn charge_rest(&self, statuses: &[Status]) {
-        let Limited { place, limit, key, plain, charge, .. } = self.limited;
+        let Limited { place, charge, .. } = self.limited;
         let Status { is_charged, is_shadow_denied, .. } = statuses[*place];
         if *charge == ChargeRule::InFull && (!is_charged || is_shadow_denied) {
-            limit.charge_in_full(key, plain.as_deref(), self.cost);
+            self.charge_in_full();
         }
+    }
+
+    fn charge_in_full(&self) {
+        let Limited { limit, key, plain, .. } = self.limited;
+        limit.charge_in_full(key, plain.as_deref(), self.cost);
     }
 }
 
@@ -475,17 +493,14 @@ async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec
         statuses[limited.place] = limited.status(deadline).await;
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
-    // A limit in shadow mode keeps no other from being charged.
     let charged = sorted(&limited);
     let mut charges = charges(&charged);
-    let shadows = charges.extract_if(.., |charge| !charge.is_possible && charge.is_shadow());
-    let shadows: Vec<_> = shadows.collect();
-    tell_looks(&shadows, &mut statuses);
-    for charge in &shadows {
-        charge.charge_rest(&statuses);
-    }
     let always = charges.extract_if(.., |charge| charge.limited.charge != ChargeRule::Together);
     for charge in always.collect::<Vec<_>>() {
+        if charge.is_charged_unasked() {
+            is_over |= !charge.charge_unasked(&mut statuses);
+            continue;
+        }
         is_over |= !charge_all(std::slice::from_ref(&charge), deadline, &mut statuses).await;
         charge.charge_rest(&statuses);
     }

@@ -63,7 +63,7 @@ impl KeyState {
                 let here = Decision { source: alone, ..*decision }.remaining();
                 (here, age.map(|age| (store, age)))
             }
-            Source::Override(_) => (0, None),
+            Source::Override(_) | Source::Blocked(_) => (0, None),
         };
         Self {
             answer: Answer::new(decision, 0),

@@ -26,6 +26,7 @@ use listener::{ListenError, Listener, Rules};
 /// What is served without a file.
 const WITHOUT_FILE: &str = "[limits.default]\nquota = \"100/s\"\n";
 /// How users of envoyproxy/ratelimit know how often the file was taken, or not.
+const RELOADS: &str = "tidegate_config_reloads_total";
 const CONFIG_LOAD_SUCCESS: &str = "ratelimit_service_config_load_success";
 const CONFIG_LOAD_ERROR: &str = "ratelimit_service_config_load_error";
 /// How they know how long it takes to answer, and bounds of its buckets, in seconds.
@@ -232,6 +233,9 @@ impl Source {
         mut hangup: Signal,
         certificates: Option<(RustlsConfig, TlsFiles)>,
     ) {
+        for result in ["taken", "refused"] {
+            metrics::counter!(RELOADS, "result" => result).increment(0);
+        }
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         let mut before = self.text.clone();
         loop {
@@ -275,7 +279,7 @@ impl Source {
             Err(error) => Some(vec![error.to_string()]),
         };
         let result = if refused.is_some() { "refused" } else { "taken" };
-        metrics::counter!("tidegate_config_reloads_total", "result" => result).increment(1);
+        metrics::counter!(RELOADS, "result" => result).increment(1);
         if service.has_ratelimit_metrics() {
             let name = if refused.is_some() { CONFIG_LOAD_ERROR } else { CONFIG_LOAD_SUCCESS };
             metrics::counter!(name).increment(1);

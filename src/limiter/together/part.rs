@@ -127,7 +127,7 @@ impl<'a> Part<'a> {
     }
 
     /// Checks that the limit can ever admit so high a cost, or that something else decides about the key.
-    pub(in crate::limiter) fn validate_cost(&self) -> Result<(), CheckError> {
+    pub(crate) fn validate_cost(&self) -> Result<(), CheckError> {
         match self.limit.validate_cost(self.cost) {
             Err(_) if self.limit.allows_any_cost(self.looked_up()) => Ok(()),
             validated => validated,
@@ -222,14 +222,17 @@ impl<'a> Part<'a> {
 
 #[cfg(feature = "server")]
 impl Part<'_> {
-    /// Decides as far as the request may wait, and gives back what it took.
+    /// Decides as far as the request may wait, and gives back what it took. Like a look it blocks nobody.
     pub(crate) async fn ask_and_give_back(&self) -> Decision {
-        let asked = self.asked_at();
-        let decision = self.ask().await;
+        if let Some(decision) = self.overridden(self.cost) {
+            return decision;
+        }
+        let (limit, asked) = (self.asking(), self.asked_at());
+        let decision = limit.decide_or_ask(self.target(), self.cost).await;
         if decision.is_allowed() {
             self.limit.give_back(self.key, &Allowed { decision, asked }, self.cost);
         }
-        decision
+        limit.after_rule(self.key, 0, decision)
     }
 }
 

@@ -92,7 +92,7 @@ impl Record for LogRecord {
         } else if !is_allowed {
             let enough = total + ask as u64 - tokens;
             let last = known.entries.partition_point(|&(_, spent)| spent < enough);
-            // More than the limit ever allows has to come back too.
+            // A cost above the limit never fits: a period.
             let enough_us = |&(at, _): &(u64, u64)| at + period_us - now;
             retry_us = known.entries.get(last).map_or(period_us, enough_us);
         }

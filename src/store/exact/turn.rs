@@ -133,7 +133,7 @@ impl Record for TurnRecord {
     }
 }
 
-/// When the key is free that costs so much more: not before `now`, and not too long after it.
+/// Adds a cost to the time when the key is free: between `now` and [`AHEAD_MAX_US`] later.
 fn moved(free: Span, cost: Span, now: i64, rate: i64) -> Span {
     let (mut us, mut part) = (free.0 + cost.0, free.1 + cost.1);
     if part >= rate {

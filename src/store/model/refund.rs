@@ -8,12 +8,15 @@ impl Key {
     /// Takes back charges of tokens that were not used: the level rises, up to what it would be without charges. Of a window
     /// that has ended nothing comes back.
     pub(super) fn refund(&mut self, entry: &Entry) {
-        if entry.refunded == 0 || !self.is_of_window_now(entry) {
+        if entry.refunded == 0 {
             return;
         }
         if self.scale.curve == Curve::SlidingLog {
             // What was spent now is charged now; what goes back is of the oldest charges.
             self.slots.settle(&self.scale, self.level, self.stamp_us);
+        }
+        if !self.is_of_window_now(entry) {
+            return;
         }
         let most = match self.scale.curve {
             Curve::SlidingWindow => self.scale.burst - self.counted(self.previous, self.stamp_us),

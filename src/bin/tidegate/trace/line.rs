@@ -153,6 +153,9 @@ fn parse_access_log(line: &str) -> Result<Line<'_>, Reason> {
     let (who, rest) = line.split_once(" [").ok_or(Reason::Client)?;
     let mut who = who.split(' ');
     let key = key_of(who.next().unwrap_or_default())?;
+    if key.ends_with(',') || is_host_and_port(key) {
+        return Err(Reason::Client);
+    }
     if who.filter(|field| !field.is_empty()).count() < 2 {
         return Err(Reason::Client);
     }
@@ -189,6 +192,13 @@ fn parse_csv<'a>(fields: &[&'a str]) -> Result<Line<'a>, Reason> {
         return Err(Reason::Cost);
     }
     Ok(Line { at_unix_us: unix_ms * 1000, key, cost })
+}
+
+/// Whether a server has written its own name in front, such as `shop.example:80`.
+fn is_host_and_port(field: &str) -> bool {
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let Some((host, port)) = field.rsplit_once(':') else { return false };
+    is_port(port) && !host.contains(':')
 }
 
 fn key_of(field: &str) -> Result<&str, Reason> {
@@ -351,6 +361,13 @@ mod tests {
     #[test]
     fn a_line_without_a_client_is_refused() {
         assert_eq!(log(&LINE.replace("10.1.2.3 - -", "10.1.2.3 -")), Err(Reason::Client));
+        // A name of the server, or a list of clients, in front made one key of all clients.
+        for other in ["shop.example:80 10.1.2.3", "10.9.9.9, 10.1.2.3"] {
+            assert_eq!(log(&LINE.replace("10.1.2.3", other)), Err(Reason::Client), "{other}");
+        }
+        for client in ["2001:db8::1", "fe80::1%eth0", "::1", "host.example"] {
+            assert!(log(&LINE.replace("10.1.2.3", client)).is_ok(), "{client}");
+        }
         assert_eq!(log(&LINE.replace("10.1.2.3", "")), Err(Reason::Key));
         assert_eq!(log(&LINE.replace("10.1.2.3", &"a".repeat(513))), Err(Reason::Key));
     }
