@@ -204,9 +204,9 @@ const CALENDAR_UNITS_MAX: u64 = 1 << 51;
 const RATE_UNITS: u64 = 1 << 20;
 /// The most refill, in units per microsecond, so that what flows in within a second is exact in the store.
 pub(crate) const RATE_UNITS_MAX: i64 = (1 << 52) / 1_000_000;
-/// So many tokens can be owed of a slow limit too: the most credit, 15, of each of 64 nodes. What is owed beyond 2^52 units is
-/// forgotten, and nodes would give it again.
-const OWED_TOKENS: u64 = 15 * 64;
+/// So many tokens can be owed of a slow limit too: the most credit, 15, of each of the 16 nodes that a limiter expects unless told.
+/// What is owed beyond 2^52 units is forgotten, and nodes would give it again.
+const OWED_TOKENS: u64 = 15 * 16;
 /// No debt keeps a record for longer.
 const FULL_US_MAX: u64 = 1 << 50;
 /// The store takes no window to be shorter, whatever it is sent.
@@ -275,7 +275,8 @@ impl Scale {
     /// The units of a quota that is given for windows of a calendar, which last about `period_us`. The rate is for reports
     /// and outages, so that any number of tokens will do.
     fn calendar_windows(tokens: u64, period_us: u64) -> Self {
-        let rate = (CALENDAR_UNITS_MAX / period_us).min(RATE_UNITS);
+        let token_max = CALENDAR_UNITS_MAX / tokens.max(OWED_TOKENS);
+        let rate = (token_max * tokens / period_us).clamp(1, RATE_UNITS);
         let token = (rate * period_us).div_ceil(tokens);
         let (rate, token, burst) = (rate as i64, token as i64, (token * tokens) as i64);
         Self { rate, token, burst, curve: Curve::CalendarWindow }
@@ -354,6 +355,14 @@ impl Scale {
         };
         let fits = burst <= BURST_UNITS_MAX as i64 && rate <= RATE_UNITS_MAX.into();
         (fits && is_kept && is_whole).then_some(scale)
+    }
+
+    /// Whether the other one is the same quota, in other units perhaps.
+    pub(crate) fn is_same_quota(&self, other: &Self) -> bool {
+        let product = |rate: i64, token: i64| i128::from(rate) * i128::from(token);
+        self.curve == other.curve
+            && self.burst / self.token.max(1) == other.burst / other.token.max(1)
+            && product(self.rate, other.token) == product(other.rate, self.token)
     }
 
     /// The same quota with `rate` units in a microsecond. The rate is rounded down, by 0.1% at most; `None` if it would be by
@@ -458,7 +467,7 @@ mod tests {
 
     /// Of 5 an hour the store could remember no more than six tokens of debt, and nodes gave their credit again and again.
     #[test]
-    fn store_remembers_the_credit_of_64_nodes_of_slow_limits() {
+    fn store_remembers_the_credit_of_16_nodes_of_slow_limits() {
         for quota in [
             Quota::per_minute(1),
             Quota::per_hour(5),
@@ -466,11 +475,13 @@ mod tests {
             Quota::per_day(1).burst(3),
         ] {
             let scale = quota.scale("x").unwrap();
-            assert!(scale.token * 15 * 64 <= 1 << 52, "{quota:?}");
+            assert!(scale.token * 15 * 16 <= 1 << 52, "{quota:?}");
             assert!(scale.rate >= 16, "{quota:?}: it is to be split among nodes");
             let pair = [scale, Quota::per_hour(7).scale("x").unwrap()];
-            assert!(Scale::common_token(&pair) * 15 * 64 <= 1 << 52, "{quota:?}");
+            assert!(Scale::common_token(&pair) * 15 * 16 <= 1 << 52, "{quota:?}");
         }
+        let month = Scale::calendar_windows(5, 30 * 24 * 3600 * 1_000_000);
+        assert!(month.token * 15 * 16 <= 1 << 52 && month.rate >= 16, "{month:?}");
     }
 
     /// The rate was cut to the largest burst a second.

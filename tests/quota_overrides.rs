@@ -497,7 +497,7 @@ fn quota_that_the_limit_cannot_keep_is_refused_by_limit_field_and_value() {
         (limit(hour), Quota::per_hour(10).burst(20), "quota.burst = 20"),
         (limit(hour).exact(), Quota::per_day(10), "quota.period = 86400s"),
         (limit(month).local(), Quota::per_day(10), "quota.period = 86400s"),
-        (limit(month), Quota::new(7000, 30 * 24 * HOUR), "quota = Quota { tokens: 7000"),
+        (limit(month), Quota::new(70_000, 30 * 24 * HOUR), "quota = Quota { tokens: 70000"),
         (limit(SlidingWindow::per_hour(10)), Quota::per_day(10), "quota.period = 86400s"),
         (limit(SlidingLog::per_hour(10)).local(), Quota::per_day(10), "quota.period = 86400s"),
         (limit(leaky), Quota::per_second(20), "quota = 20/s: slots that nodes share"),
@@ -505,7 +505,7 @@ fn quota_that_the_limit_cannot_keep_is_refused_by_limit_field_and_value() {
         (limit(leaky).local(), Quota::per_second(20).burst(5), "quota.burst = 5"),
         (limit(leaky).exact(), Quota::per_second(20).burst(5), "quota.burst = 5"),
         (limit(Quota::per_day(1)), Quota::per_second(1_000_000), "quota = "),
-        (limit(hour), Quota::per_hour(10_000), "quota = "),
+        (limit(hour), Quota::per_hour(100_000), "quota = "),
         // A unit a microsecond is a token a second.
         (limit(Quota::per_second(1_000_000)), Quota::per_day(1), "quota = "),
         (limit(second).local(), Quota::per_second(1_000_000_000), "quota"),
@@ -513,7 +513,8 @@ fn quota_that_the_limit_cannot_keep_is_refused_by_limit_field_and_value() {
     for (limit, quota, expected) in cases {
         let nodes = VirtualNodes::new(1, std::slice::from_ref(&limit), |builder| builder);
         let (rule, given) = (limit.rule(), Override::key("acme").quota(quota));
-        let refused = nodes.wait(nodes.nodes[0].overrides().set("api", given)).unwrap_err();
+        let set = nodes.wait(nodes.nodes[0].overrides().set("api", given));
+        let refused = set.expect_err(&format!("{rule:?}: {quota:?}"));
         assert!(matches!(refused, OverrideError::Quota(_)), "{refused:?}");
         let text = refused.to_string();
         assert!(text.starts_with("override of limit \"api\": "), "{text}");
@@ -529,6 +530,7 @@ fn quotas_that_the_limit_can_keep_are_accepted() {
         (limit(Quota::per_second(100)), Quota::per_hour(250_000)),
         (limit(Quota::per_second(1000)), Quota::per_hour(10)),
         (limit(Quota::per_day(10)), Quota::per_second(100)),
+        (limit(FixedWindow::per_hour(10)), Quota::per_hour(10_000)),
         (limit(FixedWindow::per_month(100).zone("UTC")), Quota::new(7000, 30 * 24 * HOUR)),
         (limit(SlidingLog::per_hour(10)), Quota::per_hour(640)),
         (limit(SlidingLog::per_hour(10)).local(), Quota::per_hour(10_000)),

@@ -74,7 +74,7 @@ impl AgreedQuota {
     /// definition this node knows no plans.
     pub(super) fn ask_for(&mut self, terms: &Terms) -> bool {
         let (known, asked) = (definition(self.version), i64::from(terms.version));
-        if known > asked || known == asked && self.stored == terms.stored_scale {
+        if known > asked || known == asked && self.stored.is_same_quota(&terms.stored_scale) {
             return false;
         }
         (self.stored, self.own) = (terms.stored_scale, terms.scale);
@@ -105,7 +105,9 @@ impl AgreedQuota {
             return None;
         }
         let may_insist = changes(version) < CHANGES_MAX;
-        if self.insists && !is_newer && stored != named.stored_scale && may_insist {
+        // A build that chooses other units has the same quota.
+        let is_other = !stored.is_same_quota(&named.stored_scale);
+        if self.insists && !is_newer && is_other && may_insist {
             self.insist(version.max(self.version));
             return Some(Agreement::Insists);
         }

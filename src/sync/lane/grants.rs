@@ -65,7 +65,7 @@ impl Lane {
                 books.newest = Some((version, stored));
             }
             context.refused(limit, entry, &Grant::OtherQuota { version, scale: stored }, now);
-        } else if agreement == Agreement::Follows && entry.scale != stored {
+        } else if agreement == Agreement::Follows && !entry.scale.is_same_quota(&stored) {
             let named = self.accounts[slot].plan_named();
             context.follows_other_plan(limit, named, stored, now);
         }
