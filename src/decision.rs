@@ -150,7 +150,7 @@ impl Decision {
     }
 
     /// How long to wait before the same request has a chance; zero when it was allowed. A local or exact limit will
-    /// allow it then, and not before, if nobody else spends. Of a key that is blocked without an end it is 366 days.
+    /// allow it then, and not before, if nobody else spends and the cost is not above the key's burst. Of a key that is blocked without an end it is 366 days.
     pub fn retry_after(&self) -> Duration {
         if self.allowed {
             return Duration::ZERO;

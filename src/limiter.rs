@@ -190,8 +190,9 @@ impl ActiveLimit {
     ///
     /// # Errors
     ///
-    /// [`CheckError`] if the limit can never admit so high a cost. The most is the burst; for a leaky bucket, what 366 days
-    /// of slots hold. No cost is too high for a limit that is [off](crate::Switch::Off) or in
+    /// [`CheckError`] if the limit can never admit so high a cost. The most is the largest burst of the limit, its plans and the
+    /// quotas of its overrides (a cost above the key's own is denied, and waiting does not help); for a leaky bucket, what 366
+    /// days of slots hold. No cost is too high for a limit that is [off](crate::Switch::Off) or in
     /// [shadow mode](crate::Switch::Shadow), or for a key that an [override](crate::Override) blocks or allows.
     #[inline(always)]
     pub fn check_n<K: Key + ?Sized>(&self, key: &K, cost: u32) -> Result<Decision, CheckError> {

@@ -938,6 +938,8 @@ async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_i
             assert!(shown(&ask(&service, &of(0)).await.1).starts_with("OK"), "{toml}");
             for expected in ["OK 600", "OK 200", last] {
                 let _ = ask(&service, &of(400)).await;
+                // Until the block is over.
+                tokio::time::sleep(Duration::from_millis(20)).await;
                 shows(expected).await;
             }
         }
@@ -1037,6 +1039,32 @@ fn hurried(keys: &[u8], timeout: &str) -> Request<Body> {
         .unwrap()
 }
 
+/// The overall code that the caller of the key c is told who waits so long.
+async fn overall(service: &Service, timeout: &str) -> u8 {
+    let response = service.grpc().oneshot(hurried(b"c", timeout)).await.unwrap();
+    to_bytes(response.into_body(), usize::MAX).await.unwrap()[6]
+}
+
+async fn step(clock: &ManualClock) {
+    clock.advance(Duration::from_micros(100));
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn while_time_passes<T>(clock: &ManualClock, answer: impl Future<Output = T>) -> T {
+    let time_passes = async {
+        loop {
+            step(clock).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        answer = answer => answer,
+        () = time_passes => unreachable!("it passes for ever"),
+    }
+}
+
 /// Its limit went on by its outage policy for everybody else.
 #[tokio::test]
 async fn caller_in_a_hurry_says_nothing_of_the_store() {
@@ -1048,29 +1076,34 @@ async fn caller_in_a_hurry_says_nothing_of_the_store() {
     let config = Config::from_toml(toml).unwrap();
     let limiter = config.builder().store(store).clock(&clock).build().unwrap();
     let service = Service::new(config, limiter).unwrap();
-    let overall = async |timeout: &str| {
-        let answered = async {
-            let response = service.grpc().oneshot(hurried(b"c", timeout)).await.unwrap();
-            to_bytes(response.into_body(), usize::MAX).await.unwrap()[6]
-        };
-        let time_passes = async {
-            loop {
-                clock.advance(Duration::from_micros(100));
-                for _ in 0..20 {
-                    tokio::task::yield_now().await;
-                }
-            }
-        };
-        tokio::select! {
-            biased;
-            code = answered => code,
-            () = time_passes => unreachable!("it passes for ever"),
-        }
-    };
+    let overall = async |timeout: &str| while_time_passes(&clock, overall(&service, timeout)).await;
     for _ in 0..3 {
         assert_eq!(overall("6m").await, 2, "a millisecond is not enough");
     }
     assert_eq!(overall("10S").await, 1, "the store was asked");
+}
+
+/// Its question took a slot that passed unused, beside the one that its credit took.
+#[tokio::test]
+async fn caller_in_a_hurry_takes_one_slot_of_a_leaky_bucket() {
+    let toml = "[domains.d.c]\nquota = \"10/s\"\nalgorithm = \"leaky-bucket\"\n";
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let config = Config::from_toml(toml).unwrap();
+    let limiter = config.builder().store(store.clone()).clock(&clock).build().unwrap();
+    for _ in 0..300 {
+        clock.advance(Duration::from_millis(10));
+        limiter.settle().await;
+    }
+    store.set_round_trip(Duration::from_millis(4));
+    let service = Service::new(config, limiter).unwrap();
+    for request in 0..12 {
+        let code = while_time_passes(&clock, overall(&service, "6m")).await;
+        assert_eq!(code, 1, "request {request}");
+        for _ in 0..1600 {
+            step(&clock).await;
+        }
+    }
 }
 
 #[tokio::test]

@@ -331,6 +331,10 @@ async fn key_is_blocked_for_a_while_after_a_denial() -> Outcome {
     assert!(!denied.is_override());
     let told = [denied.retry_after(), denied.reset_after(), denied.next_token_after()];
     assert_eq!(told, [60 * SECOND; 3], "it is blocked from now on");
+    let limit = Limit::new("slow", Quota::per_hour(1)).local().block_for(60 * SECOND);
+    let slow = Limiter::builder().limit(limit).clock(&clock).build()?.limit("slow")?;
+    assert!(slow.check("a").is_allowed());
+    assert_eq!(slow.check("a").retry_after(), 3600 * SECOND, "its token comes later than that");
     clock.advance(30 * SECOND);
     let blocked = login.check("a");
     assert_eq!((blocked.is_override(), blocked.retry_after()), (true, 30 * SECOND));

@@ -218,11 +218,13 @@ impl LimitOverrides {
     }
 
     /// Blocks a key that was denied until `until`, if fewer than `most` keys are blocked.
-    pub(crate) fn block(&self, name: &[u8], until: Timestamp, most: usize) {
-        if self.blocked.len() < most || self.blocked.contains_key(name) {
+    pub(crate) fn block(&self, name: &[u8], until: Timestamp, most: usize) -> bool {
+        let has_room = self.blocked.len() < most || self.blocked.contains_key(name);
+        if has_room {
             self.blocked.insert(name.into(), until);
             self.may_rule.store(true, Ordering::Relaxed);
         }
+        has_room
     }
 
     /// Ends the block of a key that was denied.

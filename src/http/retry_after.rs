@@ -130,6 +130,19 @@ mod tests {
     }
 
     #[test]
+    fn blocked_client_is_told_the_end_of_the_block_and_no_later_time() {
+        let block = Duration::from_secs(600);
+        let limit = Limit::new("a", FixedWindow::per_minute(1)).local().block_for(block);
+        let builder = Limiter::builder().limit(limit).clock(&ManualClock::new());
+        let limit = builder.build().unwrap().limit("a").unwrap();
+        assert!(limit.check("key").is_allowed());
+        // The denial that blocks, and those that follow.
+        for _ in 0..100 {
+            assert_eq!(RetryAfter::default().seconds(&limit.check("key")), 600);
+        }
+    }
+
+    #[test]
     fn spread_clients_return_apart_and_not_before_their_time() {
         let values = values(&RetryAfter::spread(), Quota::per_minute(1).burst(4), 1000);
         let least = *values.iter().min().unwrap();

@@ -284,8 +284,10 @@ impl ActiveLimit {
                 if decision.sure && cost > 0 && block_us > 0 {
                     let now = self.state.clock.now();
                     let until = now.plus_micros(block_us);
-                    self.state.overrides.block(name, until, OVERRIDES_MAX);
-                    return decision.blocking(until, now);
+                    let is_blocked = self.state.overrides.block(name, until, OVERRIDES_MAX);
+                    if is_blocked && micros(decision.retry_after()) < block_us {
+                        return decision.blocking(until, now);
+                    }
                 }
                 decision
             }

@@ -125,6 +125,8 @@ impl ActiveLimit {
         key: &K,
         estimate: u32,
     ) -> Result<Reservation, ReserveError> {
+        // Before the key is given a bucket.
+        self.validate_cost_of(key, estimate)?;
         if matches!(self.rule(), Rule::LeakyBucket(_)) {
             return Err(ReserveError::LeakyBucket { limit: self.name() });
         }

@@ -441,17 +441,17 @@ impl<'r, 'a> Charge<'r, 'a> {
         }
     }
 
-    /// Whether the store charges it in any case. It is not asked first: what it answered too late would be charged twice. In an
-    /// outage this node's share is asked.
+    /// Whether the store charges it in any case. It is not asked to allow it: what it answered too late would be charged twice.
+    /// In an outage this node's share is asked.
     fn is_charged_unasked(&self) -> bool {
         let Limited { limit, charge, .. } = self.limited;
         *charge == ChargeRule::InFull && limit.mode() == Mode::Exact && !limit.is_on_policy()
     }
 
-    /// False if it is over its limit, as far as that is known.
-    fn charge_unasked(&self, statuses: &mut [Status]) -> bool {
-        let decision = self.limited.look();
-        let is_over = !self.is_possible || decision.is_some_and(|look| look.is_denied());
+    /// False if it is over its limit, by a look before it is charged.
+    async fn charge_unasked(&self, deadline: Option<Instant>, statuses: &mut [Status]) -> bool {
+        let decision = Some(self.limited.part(0, patience(deadline)).ask().await);
+        let is_over = !self.is_possible || self.lacks(decision);
         self.tell(Outcome { is_over, is_charged: !is_over, decision }, statuses);
         self.charge_in_full();
         !is_over
@@ -498,7 +498,7 @@ async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec
     let always = charges.extract_if(.., |charge| charge.limited.charge != ChargeRule::Together);
     for charge in always.collect::<Vec<_>>() {
         if charge.is_charged_unasked() {
-            is_over |= !charge.charge_unasked(&mut statuses);
+            is_over |= !charge.charge_unasked(deadline, &mut statuses).await;
             continue;
         }
         is_over |= !charge_all(std::slice::from_ref(&charge), deadline, &mut statuses).await;

@@ -173,3 +173,40 @@ fn callers_can_wait_without_a_runtime_and_are_denied_if_the_limiter_s_has_ended(
     drop(runtime);
     assert!(wait(&limit).is_denied());
 }
+
+/// They were as old as the wait: the queue seemed as long as when the request came.
+#[tokio::test]
+async fn decision_after_a_wait_is_of_the_time_when_the_request_goes_on() {
+    let (clock, limiter, limit) = limiter(LeakyBucket::per_second(10).queue(2 * SECOND), 1000);
+    for _ in 0..19 {
+        assert!(limit.schedule("key").is_allowed());
+    }
+    let mut last = pin!(limit.until_ready("key", 2 * SECOND));
+    assert!(poll(last.as_mut()).is_pending());
+    limiter.settle().await;
+    pass(&clock, &limiter, millis(1900)).await;
+    let Poll::Ready(decision) = poll(last.as_mut()) else { panic!("its slot is now") };
+    assert!(decision.is_allowed());
+    assert_eq!((decision.reset_after(), decision.delay()), (millis(100), Duration::ZERO));
+}
+
+/// One of two requests at the same time saw no queue, and was denied when the other had been quicker.
+#[test]
+fn request_that_another_one_overtook_waits_in_the_queue() {
+    let limit = local(LeakyBucket::per_second(10).queue(SECOND)).unwrap();
+    let both = std::sync::Barrier::new(2);
+    let denied = std::thread::scope(|scope| {
+        let ask = || {
+            let mut denied = 0;
+            for key in 0..30_000_u32 {
+                both.wait();
+                let decision = limit.decide_if_no_wait(&key.to_le_bytes(), 1);
+                denied += u32::from(decision.is_some_and(|decision| decision.is_denied()));
+            }
+            denied
+        };
+        let other = scope.spawn(ask);
+        ask() + other.join().unwrap()
+    });
+    assert_eq!(denied, 0);
+}
