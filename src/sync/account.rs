@@ -141,15 +141,14 @@ impl Account {
         let Scale { token: unit, rate, .. } = terms.scale;
         let known = bucket.view_and_refill().0;
         let age_us = known.age(now).map(micros);
-        // The view has whole tokens, and an age that wraps.
-        let is_full = bucket.is_full_since_closed(now);
         let view = age_us.map(|age_us| StoreView {
-            level: if is_full { terms.scale.burst } else { known.tokens().saturating_mul(unit) },
+            level: known.tokens().saturating_mul(unit),
             leased: 0,
             at: now.minus_micros(age_us),
             window_ends_latest: now
                 .minus_micros(age_us)
                 .plus_micros(terms.scale.longest_window_us() as u64),
+            was_full: bucket.is_full_since_closed(now),
         });
         Self {
             spending: Spending::new(bucket.credit_at_rest(), now),

@@ -15,6 +15,9 @@ pub(super) struct StoreView {
     pub(super) at: Timestamp,
     /// When the window of the view ends at the latest, if tokens are given for windows.
     pub(super) window_ends_latest: Timestamp,
+    /// The key was full when its account was opened, if nobody else had spent. A view that the bucket kept has whole tokens, and an
+    /// age that wraps, and does not tell.
+    pub(super) was_full: bool,
 }
 
 impl StoreView {
@@ -66,7 +69,14 @@ impl Level {
             leased: given.leased,
             at: now,
             window_ends_latest: now.plus_micros(window.left_us),
+            was_full: false,
         });
+    }
+
+    /// The most that the level can be, if the store has lost the key's record: by this node's estimate.
+    pub(super) fn claim(&self, now: Timestamp, scale: &Scale) -> Option<i64> {
+        let was_full = self.view.is_some_and(|view| view.was_full);
+        if was_full { Some(scale.burst) } else { self.estimate(now, scale) }
     }
 
     /// The level at `now` if no other node spends, in units.

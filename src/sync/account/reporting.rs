@@ -36,7 +36,7 @@ impl Account {
         // Nothing more can be sent before the answer.
         self.collect(now, true);
         self.arrivals.observe_demand(now, terms);
-        let claim = self.level.estimate(now, &terms.scale);
+        let claim = self.level.claim(now, &terms.scale);
         let wanted = self.wanted(now, terms, leaving);
         let returned = self.give_back(terms, now, wanted.tokens, wanted.rate);
         let tokens = self.bucket.mint_tokens(now, self.scale.token);

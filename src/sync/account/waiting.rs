@@ -173,7 +173,8 @@ mod tests {
             (4, true, 1);
         account.history.last_request = now;
         let (level, leased, window_ends_latest) = (terms.scale.burst, 0, now);
-        account.level.view = Some(StoreView { level, leased, at: now, window_ends_latest });
+        account.level.view =
+            Some(StoreView { level, leased, at: now, window_ends_latest, was_full: false });
         let entry = account.report(&"x".into(), &terms, now, false);
         let given = Given { available: terms.scale.burst, ..Given::default() };
         account.schedule_report(&given, &entry, now, &terms);
