@@ -102,8 +102,9 @@ impl SlotKey {
             self.open.retain(|question| question.ask.tokens() > 0);
         }
         // The caller asks next, and asks for slots ahead too: a question before that would take the earlier slot.
-        let caller_asks = credit.is_none() && matches!(answer, SlotAnswer::Unsure { .. });
-        if self.open.is_empty() && now >= self.ask_from && !(caller_asks && self.held.owed() == 0) {
+        let is_unsure = matches!(answer, SlotAnswer::Unsure { .. });
+        let caller_asks = is_unsure && credit.is_none() && self.held.owed() == 0;
+        if self.open.is_empty() && now >= self.ask_from && !caller_asks {
             let wanted = self.held.wanted(rule, now, tick_us, nodes);
             // What nobody asks for is looked at once a tick, and whether the store is back; a queue that denies,
             // once a second.
