@@ -953,6 +953,19 @@ async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_i
     }
 }
 
+/// Its hits beyond the limit kept the other one from being charged.
+#[tokio::test]
+async fn exact_shadow_limit_that_is_charged_in_full_keeps_no_other_from_being_charged() {
+    let toml = "[domains.d.c]\nquota = \"2/h\"\nmode = \"exact\"\ncharge = \"in-full\"\nswitch = \"shadow\"\n\
+                [domains.d.all]\nquota = \"9/h\"\n";
+    let service = service(toml);
+    for left in (4..9).rev() {
+        let (status, answer) = ask(&service, &body("d (c,x) & (all,x)")).await;
+        assert_eq!(status, 200, "{answer}");
+        assert!(shown(&answer).ends_with(&format!("OK {left}")), "{answer}");
+    }
+}
+
 #[tokio::test]
 async fn an_unknown_domain_is_denied_if_the_file_says_so() {
     let toml = "[domains.d.c]\nquota = \"2/h\"\n[server]\nunknown_domain = \"deny\"\n";

@@ -448,13 +448,13 @@ impl<'r, 'a> Charge<'r, 'a> {
         *charge == ChargeRule::InFull && limit.mode() == Mode::Exact && !limit.is_on_policy()
     }
 
-    /// False if it is over its limit, by a look before it is charged.
+    /// False if it is over its limit, by a look before it is charged. A limit in shadow mode keeps no other from being charged.
     async fn charge_unasked(&self, deadline: Option<Instant>, statuses: &mut [Status]) -> bool {
         let decision = Some(self.limited.part(0, patience(deadline)).ask().await);
         let is_over = !self.is_possible || self.lacks(decision);
         self.tell(Outcome { is_over, is_charged: !is_over, decision }, statuses);
         self.charge_in_full();
-        !is_over
+        statuses[self.limited.place].code == Code::Ok
     }
 
     /// Charges what its limit did not allow, if it is charged in any case.
