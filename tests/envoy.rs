@@ -956,11 +956,17 @@ async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_i
 /// Its hits beyond the limit kept the other one from being charged.
 #[tokio::test]
 async fn exact_shadow_limit_that_is_charged_in_full_keeps_no_other_from_being_charged() {
-    let toml = "[domains.d.c]\nquota = \"2/h\"\nmode = \"exact\"\ncharge = \"in-full\"\nswitch = \"shadow\"\n\
-                [domains.d.all]\nquota = \"9/h\"\n";
-    let service = service(toml);
-    for left in (4..9).rev() {
-        let (status, answer) = ask(&service, &body("d (c,x) & (all,x)")).await;
+    let toml = "[domains.d.c]\nquota = \"3/h\"\nmode = \"exact\"\ncharge = \"in-full\"\nswitch = \"shadow\"\n\
+                [domains.d.all]\nquota = \"9/h\"\nmode = \"local\"\n";
+    let clock = ManualClock::new();
+    let config = Config::from_toml(toml).unwrap();
+    let builder = config.builder().store(ScriptedStore::new(&clock)).clock(&clock);
+    let limiter = builder.build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    let mut two_hits = body("d (c,x) & (all,x)");
+    two_hits["hitsAddend"] = json!(2);
+    for left in [7, 5, 3, 1] {
+        let (status, answer) = ask(&service, &two_hits).await;
         assert_eq!(status, 200, "{answer}");
         assert!(shown(&answer).ends_with(&format!("OK {left}")), "{answer}");
     }
