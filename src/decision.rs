@@ -214,7 +214,7 @@ impl Decision {
         Self { source: Source::Blocked(until), now, ..self }
     }
 
-    /// Whether the key is blocked: then no window's end lets it go on.
+    /// Whether the key is blocked: the end of a window does not let it go on.
     #[cfg(feature = "http")]
     pub(crate) fn is_blocked(&self) -> bool {
         self.is_denied() && matches!(self.source, Source::Override(_) | Source::Blocked(_))

@@ -60,7 +60,7 @@ pub(crate) enum ChargeRule {
     Together,
     /// If this limit allows it, though another one denies.
     Always,
-    /// In any case: what this limit has not is owed. For what has been spent by then.
+    /// In any case: the key goes into debt. For costs that are known after the response.
     InFull,
 }
 

@@ -222,7 +222,7 @@ impl ActiveLimit {
         self.send_exact(key, charge, self.state.terms.max_wait_us)
     }
 
-    /// Waits for the answer, `for_us` at most. Where it may still come after that, `asked` is left.
+    /// Waits for the answer, `for_us` at most. `asked` is `None` then, unless the answer may still come.
     pub(super) async fn wait_for_store(
         &self,
         asked: &mut Option<AskedStore>,

@@ -81,7 +81,7 @@ pub(crate) struct PermitCounts {
 pub(crate) struct Permits {
     terms: PermitTerms,
     keys: HashMap<PermitKey, KeyPermits>,
-    /// The one of them about which there is nothing to know any more: its messages find out whether the store is back.
+    /// An unused key that is kept during an outage: its messages find out whether the store is back.
     probe: Option<PermitKey>,
     /// When a key has to be looked at.
     timers: BTreeSet<(Timestamp, PermitKey)>,
@@ -89,8 +89,8 @@ pub(crate) struct Permits {
     /// When the last message was sent that the store has answered.
     acknowledged: Option<Timestamp>,
     /// When a message was sent or failed last, and when the first was sent of those that the store has left unanswered since it
-    /// answered last. With a lease between them a new row begins, if no outage policy decides. While a row lasts, there is a key
-    /// that asks.
+    /// answered last. After a pause of a lease the count of unanswered messages begins anew, unless the outage policy decides. While
+    /// one is unanswered, a key asks.
     tried: Timestamp,
     unanswered_from: Option<Timestamp>,
     outputs: VecDeque<PermitOutput>,
