@@ -121,6 +121,8 @@ impl Case {
     }
 
     fn run(&self) -> CaseVerdict {
+        // The bound counts each of them.
+        assert!(self.faults.iter().all(|planned| planned.at_us < self.until_us), "all happen");
         let mut world = World::new(self.setup.clone()).unwrap();
         for planned in &self.faults {
             world.plan_fault(planned);

@@ -1,6 +1,6 @@
 //! Each class of fault alone: the most that it lets pass, to hold the terms of the bound against.
 //!
-//! `TIDEGATE_SEARCH=500 cargo test --release --features sim --lib worst_of_each_class -- --ignored --nocapture`
+//! `TIDEGATE_SEARCH=500 cargo test --release --features sim --lib worst_of_each_class -- --nocapture`
 
 use super::*;
 
@@ -116,6 +116,8 @@ fn of_class(class: &Class, (rate, burst): (u64, u64), seed: u64) -> Case {
 fn worst_of_class(class: &Class, quota: (u64, u64), seeds: Range<u64>) -> (f64, f64, u64) {
     let of_seed = |seed| {
         let verdict = of_class(class, quota, seed).run();
+        // Each by its own bound: that of a long fault is no bound of a short one.
+        assert!(!verdict.is_broken(), "{} at {quota:?}, seed {seed}: {verdict:?}", class.name);
         (verdict.excess, verdict.bound, seed)
     };
     let worst = seeds.map(of_seed).max_by(|one, other| one.0.total_cmp(&other.0));
@@ -133,7 +135,6 @@ fn worst_of_each_class_keeps_its_bound() {
             let (excess, bound, seed) = worst_of_class(class, quota, few.clone());
             let (name, (rate, burst)) = (class.name, quota);
             println!("| {name} | {rate}, {burst} | {excess:.1} | {bound:.1} | {seed} |");
-            assert!(excess <= bound + ERROR, "{name} at {rate}/s, {burst}: seed {seed}");
         }
     }
 }
@@ -141,7 +142,7 @@ fn worst_of_each_class_keeps_its_bound() {
 #[test]
 fn class_without_faults_admits_no_more_than_the_credit_of_all_nodes() {
     for quota in QUOTAS {
-        let (excess, bound, seed) = worst_of_class(&CLASSES[0], quota, 0..5);
-        assert!(excess <= bound + ERROR && bound <= 8.0, "{quota:?}, seed {seed}: {excess}");
+        let (_, bound, seed) = worst_of_class(&CLASSES[0], quota, 0..5);
+        assert!(bound <= 8.0, "{quota:?}, seed {seed}: {bound}");
     }
 }

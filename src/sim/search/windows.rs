@@ -30,6 +30,9 @@ fn windows(seed: u64, faulty: bool) -> Case {
     case.setup.limit = random_windows(&mut rng);
     case.until_us = case.until_us.min(30_000_000);
     case.arrivals = random_arrivals(&mut rng, &case.setup, case.until_us);
+    for planned in &mut case.faults {
+        planned.at_us %= case.until_us;
+    }
     case
 }
 
