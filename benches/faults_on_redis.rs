@@ -118,7 +118,11 @@ impl Options {
                 unknown => return Err(format!("unknown argument: {unknown}").into()),
             }
         }
-        Ok(options)
+        let mixed = options.other_script.as_ref().map(|_| Fault::Mixed);
+        if CASES.into_iter().chain(mixed).any(|fault| options.wants(fault)) {
+            return Ok(options);
+        }
+        Err(format!("no case has one of {:?} in its name", options.cases).into())
     }
 
     fn wants(&self, fault: Fault) -> bool {

@@ -243,7 +243,10 @@ impl Options {
                 unknown => return Err(format!("unknown argument: {unknown}")),
             }
         }
-        Ok(options)
+        if CASES.iter().any(|case| options.wants(case)) {
+            return Ok(options);
+        }
+        Err(format!("no case has one of {:?} in its name", options.cases))
     }
 
     fn wants(&self, case: &Case) -> bool {

@@ -155,6 +155,30 @@ fn comments_blank_lines_and_tests_are_no_code() {
     assert_eq!(code_lines(text), 2);
 }
 
+/// Of a text that names tests as `beginning_...`, and after them their file: those that no file has.
+fn promised_tests_that_are_missing(text: &str) -> Vec<String> {
+    let (mut names, mut missing) = (Vec::new(), Vec::new());
+    for quoted in text.split('`').skip(1).step_by(2) {
+        if let Some(name) = quoted.strip_suffix("...") {
+            names.push(format!("fn {name}"));
+        } else if Path::new(quoted).extension().is_some_and(|it| it == "rs") {
+            let file = std::fs::read_to_string(root().join(quoted)).unwrap_or_default();
+            missing.extend(names.drain(..).filter(|name| !file.contains(name)));
+        }
+    }
+    missing.extend(names);
+    missing
+}
+
+#[test]
+fn each_promise_has_its_test() {
+    let promises = text(&root().join("docs/PROMISES.md"));
+    let (_, table) = promises.split_once("| promise | test |").expect("there is a table");
+    assert_eq!(promised_tests_that_are_missing(table), Vec::<String>::new());
+    let wrong = "`no_such_test_...` and `each_promise_has_...` in `tests/style.rs`; `lost_...`";
+    assert_eq!(promised_tests_that_are_missing(wrong), ["fn no_such_test_", "fn lost_"]);
+}
+
 #[test]
 fn no_code_carries_a_mark_of_unfinished_work() {
     let marked = lines_with(&CODE, &UNFINISHED);

@@ -1,4 +1,4 @@
-# Servers of a script that checks services behind nginx: sourced by it. It sets `work`, a folder, and has `fail MESSAGE`.
+# Servers of a script: sourced by it. It sets `work`, a folder, and has `fail MESSAGE`.
 
 readonly READY_S=10
 pids=()
@@ -7,6 +7,8 @@ clean_up() {
     local pid
     for pid in "${pids[@]}"; do
         kill -TERM "$pid" 2>/dev/null || true
+        # One that is frozen does not see that.
+        kill -CONT "$pid" 2>/dev/null || true
     done
     wait || true
     [[ -z $work ]] || rm -rf "$work"

@@ -27,6 +27,7 @@ use listener::{ListenError, Listener, Rules};
 const WITHOUT_FILE: &str = "[limits.default]\nquota = \"100/s\"\n";
 /// How users of envoyproxy/ratelimit know how often the file was taken, or not.
 const RELOADS: &str = "tidegate_config_reloads_total";
+const CERTIFICATE_RELOADS: &str = "tidegate_certificate_reloads_total";
 const CONFIG_LOAD_SUCCESS: &str = "ratelimit_service_config_load_success";
 const CONFIG_LOAD_ERROR: &str = "ratelimit_service_config_load_error";
 /// How they know how long it takes to answer, and bounds of its buckets, in seconds.
@@ -235,6 +236,9 @@ impl Source {
     ) {
         for result in ["taken", "refused"] {
             metrics::counter!(RELOADS, "result" => result).increment(0);
+            if certificates.is_some() {
+                metrics::counter!(CERTIFICATE_RELOADS, "result" => result).increment(0);
+            }
         }
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         let mut before = self.text.clone();
@@ -246,8 +250,7 @@ impl Source {
             if let Some((certificates, files)) = certificates.as_ref().filter(|_| is_told) {
                 let renewed = listener::renew(certificates, files);
                 let result = if renewed.is_ok() { "taken" } else { "refused" };
-                metrics::counter!("tidegate_certificate_reloads_total", "result" => result)
-                    .increment(1);
+                metrics::counter!(CERTIFICATE_RELOADS, "result" => result).increment(1);
                 match renewed {
                     Ok(()) => tracing::info!("certificates were read anew"),
                     Err(error) => tracing::error!("the certificates before stay in force: {error}"),
