@@ -175,7 +175,7 @@ fn each_promise_has_its_test() {
     let promises = text(&root().join("docs/PROMISES.md"));
     let (_, table) = promises.split_once("| promise | test |").expect("there is a table");
     assert_eq!(promised_tests_that_are_missing(table), Vec::<String>::new());
-    let wrong = "`no_such_test_...` and `each_promise_has_...` in `tests/style.rs`; `lost_...`";
+    let wrong = "`no_such_test_...` and `no_module_names_...` in `tests/layers.rs`; `lost_...`";
     assert_eq!(promised_tests_that_are_missing(wrong), ["fn no_such_test_", "fn lost_"]);
 }
 
