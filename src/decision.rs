@@ -12,7 +12,7 @@ mod held;
 pub(crate) use held::{Held, OVERDRAW_PARTS, Refill, View};
 
 /// The least `retry_after` of a denial that is not certain, or that was made from a lease.
-const RETRY_MIN_US: u64 = 1_000;
+pub(crate) const RETRY_MIN_US: u64 = 1_000;
 
 /// What a limit said about one request, and what it knew when it said so.
 ///

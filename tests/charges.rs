@@ -312,6 +312,70 @@ async fn denied_client_does_not_wait_for_a_limit_in_shadow_mode() {
     assert_eq!((denied.status().as_u16(), header(&denied, "retry-after")), (429, "1"));
 }
 
+/// Clients that keep what the fields say slowed down for it.
+#[tokio::test]
+async fn header_fields_leave_out_a_limit_in_shadow_mode() {
+    let builder = Limiter::builder()
+        .limit(Limit::new("minute", Quota::per_minute(60)).local())
+        .limit(Limit::new("trial", Quota::per_minute(1)).local().switch(Switch::Shadow));
+    let limiter = builder.clock(&ManualClock::new()).build().unwrap();
+    let [minute, trial] = ["minute", "trial"].map(|name| by_header(limiter.limit(name).unwrap()));
+    let rate_limit =
+        RateLimit::new(trial).and(minute).headers(HeaderStyle::x_ratelimit(Reset::Seconds));
+    let layer: RateLimitLayer<String> = RateLimitLayer::new(rate_limit);
+    for left in ["59", "58"] {
+        let response = ask(&layer, request("a", 200)).await;
+        let told =
+            ["x-ratelimit-limit", "x-ratelimit-remaining"].map(|name| header(&response, name));
+        assert_eq!(told, ["60", left]);
+    }
+    limiter.overrides().switch("trial", Switch::On).await.unwrap();
+    let response = ask(&layer, request("a", 200)).await;
+    assert_eq!((response.status().as_u16(), header(&response, "x-ratelimit-limit")), (429, "1"));
+}
+
+/// All but the first were denied, as far as the limit's counts said.
+#[tokio::test]
+async fn layer_takes_the_slots_of_a_queue_in_shadow_mode_and_holds_nobody() {
+    let queue = LeakyBucket::per_second(10).queue(Duration::from_secs(2));
+    let builder = Limiter::builder()
+        .limit(Limit::new("queue", queue).local().switch(Switch::Shadow))
+        .limit(Limit::new("other", Quota::per_hour(1000)).local());
+    let limiter = builder.clock(&ManualClock::new()).build().unwrap();
+    let [queue, other] = ["queue", "other"].map(|name| limiter.limit(name).unwrap());
+    let alone = RateLimit::new(by_header(queue.clone()));
+    let both = RateLimit::new(by_header(queue.clone())).and(by_header(other));
+    for (key, rate_limit) in [("a", alone), ("b", both)] {
+        let layer: RateLimitLayer<String> = RateLimitLayer::new(rate_limit);
+        for number in 0..21 {
+            let response = ask(&layer, request(key, 200)).await;
+            assert_eq!(response.status(), StatusCode::OK, "{key}: {number}");
+        }
+        assert!(queue.schedule(key).is_shadow_denied(), "{key}: 21 slots are taken");
+    }
+}
+
+/// Of what was not charged they told by the quota that the layer was made with.
+#[tokio::test]
+async fn header_fields_of_what_is_not_charged_tell_the_keys_quota_of_now() {
+    let limit = |tokens| Limit::new("api", Quota::per_hour(tokens)).local();
+    let limiter = Limiter::builder().limit(limit(10)).clock(&ManualClock::new()).build().unwrap();
+    let layer: RateLimitLayer<String> =
+        RateLimitLayer::new(RateLimit::new(only_failures(limiter.limit("api").unwrap())));
+    let policies = async |key| {
+        let responses =
+            [ask(&layer, request(key, 200)).await, ask(&layer, request(key, 401)).await];
+        responses.map(|response| header(&response, "ratelimit-policy").to_owned())
+    };
+    let of = |tokens: u64| [(); 2].map(|()| format!("\"api\";q={tokens};w=3600"));
+    assert_eq!(policies("ann").await, of(10));
+    limiter.update([limit(100)]).unwrap();
+    assert_eq!(policies("ann").await, of(100));
+    let set = Override::key("acme").quota(Quota::per_hour(1000));
+    limiter.overrides().set("api", set).await.unwrap();
+    assert_eq!(policies("acme").await, of(1000));
+}
+
 /// Limits that were built apart have clocks and stores of their own.
 #[tokio::test]
 async fn limits_of_several_limiters_are_charged_together() {

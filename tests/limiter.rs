@@ -7,6 +7,7 @@
 
 use std::future::Future;
 use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -319,6 +320,45 @@ async fn local_limits_never_ask_the_store() {
         assert!(api.check_n("user", 3).unwrap().is_allowed(), "each node has its own");
         assert!(api.check("user").is_denied());
     }
+}
+
+/// It asked once a millisecond.
+#[tokio::test]
+async fn caller_in_line_asks_seldom_while_nobody_is_sure() {
+    let denied = Arc::new(AtomicU64::new(0));
+    let counted = denied.clone();
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let listener = move |event: &Event| {
+        if let Event::Decisions { denied, .. } = event {
+            counted.fetch_add(*denied, Ordering::Relaxed);
+        }
+    };
+    let limit = Limit::new("api", Quota::per_second(10)).outage(OutagePolicy::Closed);
+    let builder = Limiter::builder().limit(limit).store(store.clone()).clock(&clock);
+    let limiter = builder.listen(listener).build().unwrap();
+    let pass = async |times: u32, step: Duration| {
+        for _ in 0..times {
+            clock.advance(step);
+            limiter.settle().await;
+        }
+    };
+    pass(200, Duration::from_millis(10)).await;
+    let api = limiter.limit("api").unwrap();
+    while api.check("user").is_allowed() {}
+    store.set_away(true);
+    pass(500, Duration::from_millis(10)).await;
+    denied.store(0, Ordering::Relaxed);
+    let mut caller = Box::pin(api.until_ready("user", Duration::from_secs(20)));
+    for _ in 0..10_000 {
+        tokio::select! {
+            biased;
+            decision = &mut caller => panic!("{decision:?}"),
+            () = pass(1, Duration::from_millis(1)) => {}
+        }
+    }
+    let denied = denied.load(Ordering::Relaxed);
+    assert!((100..=250).contains(&denied), "{denied} times in ten seconds");
 }
 
 // ---- where it runs ---------------------------------------------------------------------------

@@ -486,6 +486,34 @@ fn request_of_more_than_the_keys_own_plan_is_denied_and_told_to_wait() {
     }
 }
 
+/// They were allowed as soon as a key could have had the tokens without the burst; and slots of years were promised, or so many that
+/// the node took the key's place for a free one, and lost it.
+#[test]
+fn no_wait_and_no_queue_allows_more_than_the_keys_own_plan_holds() {
+    let minute = limit(Quota::per_minute(5), Quota::per_minute(100)).local();
+    let leaky = limit(LeakyBucket::per_minute(1), LeakyBucket::per_second(1000));
+    for (limit, cost) in [(minute, 50), (leaky.clone().local(), 600_000), (leaky.exact(), 600_000)]
+    {
+        let cluster = Cluster::new(&limit);
+        let set = Override::key("acme").plan("large");
+        cluster.wait(cluster.nodes[0].overrides().set("api", set)).unwrap();
+        let api = cluster.limit(0, "");
+        for cost in [cost, 10_000_000, 20_000_000] {
+            let Ok(denied) = cluster.wait(api.check_sure_n("key", cost)) else { continue };
+            assert!(denied.is_denied(), "{limit:?}: {cost}");
+            let scheduled = cluster.wait(api.schedule_n("key", cost)).unwrap();
+            assert!(scheduled.is_denied(), "{limit:?}: {cost}");
+            let waited = cluster.wait_by(SECOND, api.until_ready_n("key", cost, HOUR)).unwrap();
+            assert!(waited.is_denied(), "{limit:?}: {cost}");
+        }
+        assert!(cluster.wait(api.check_sure("key")).is_allowed(), "{limit:?}: nothing was taken");
+        let again: Vec<bool> =
+            (0..6).map(|_| cluster.wait(api.check_sure("key")).is_allowed()).collect();
+        assert!(!again[5], "{limit:?}: {again:?}");
+        assert!(cluster.wait(api.check_sure_n("acme", cost)).unwrap().is_allowed(), "{limit:?}");
+    }
+}
+
 #[test]
 fn override_with_a_plan_that_the_limit_does_not_have_is_refused() {
     let cluster = Cluster::new(&limit(Quota::per_second(10), Quota::per_second(1000)));

@@ -747,6 +747,30 @@ fn exact_limits_of_several_keys_are_charged_together_and_give_their_last_slot_ba
     assert_eq!(cluster.wait(window.check_sure("bob")).remaining(), 2, "a look spends nothing");
 }
 
+/// The limiter's task asked the store about nothing, and counted less than no token as denied: it broke.
+#[test]
+fn part_that_costs_nothing_is_looked_at_and_denies_only_what_is_known() {
+    let strict = Limit::new("strict", Quota::per_hour(10)).strict();
+    let cluster = Cluster::new(&[strict, Limit::new("local", Quota::per_hour(10)).local()]);
+    let node = &cluster.nodes[0];
+    let [strict, local] = ["strict", "local"].map(|name| node.async_limit(name).unwrap());
+    for key in ["ann", "bob"] {
+        let parts = [strict.on(key).cost(0), local.on("all")];
+        assert!(cluster.wait(node.check_all(parts)).unwrap().is_allowed(), "{key}");
+    }
+    let decision = cluster.wait(strict.check_sure_n("ann", 10)).unwrap();
+    assert!(
+        decision.is_allowed() && decision.is_sure(),
+        "the limiter's task goes on: {decision:?}"
+    );
+    let denied = cluster.wait(local.check_sure_n("none", 10)).unwrap();
+    assert!(denied.is_allowed());
+    let parts = [local.on("none").cost(0), strict.on("bob")];
+    let denied = cluster.wait(node.check_all(parts)).unwrap();
+    assert_eq!((denied.is_denied(), denied.limit_name()), (true, "local"));
+    assert!(cluster.wait(strict.check_sure_n("bob", 10)).unwrap().is_allowed());
+}
+
 #[test]
 fn debt_of_a_reservation_of_an_exact_limit_is_paid_before_anything_is_allowed() {
     // Fifteen are owed, and one is asked for: 360 s each. A sliding window counts 9 when 36% of it are left.

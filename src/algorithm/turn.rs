@@ -113,6 +113,19 @@ impl TurnRule {
         cost.saturating_mul(self.scale().token as u64)
     }
 
+    /// The most units of one request: no wait lets a key have more at once than its burst, nor slots of more than the longest
+    /// wait. A limit may admit a higher cost to keys of another plan.
+    #[inline(always)]
+    pub(crate) fn cost_units_max(&self) -> u64 {
+        match self {
+            Self::TokenBucket(scale) => scale.burst as u64,
+            // A token of a share may take longer.
+            Self::LeakyBucket { scale, .. } => {
+                WITHIN_MAX_US.saturating_mul(scale.rate as u64).max(scale.token as u64)
+            }
+        }
+    }
+
     /// How long a request of `cost` tokens must wait, in units, where the key is so far ahead.
     #[inline(always)]
     fn delay(&self, ahead: u64, cost: u64) -> u64 {
@@ -136,7 +149,7 @@ impl TurnRule {
     ) -> (Option<u64>, Turn) {
         let (ahead, cost) = (state.saturating_sub(now), u64::from(cost));
         let (delay, max_delay) = (self.delay(ahead, cost), self.max_delay(within_us));
-        if delay > max_delay {
+        if delay > max_delay || self.units_of(cost) > self.cost_units_max() {
             return (None, Turn { ahead, delay: 0, max_delay });
         }
         let ahead = ahead + self.units_of(cost);

@@ -13,7 +13,7 @@ use super::refusal::ErrorBody;
 use super::unknown_client::{self, UnknownClients};
 use crate::decision::Decision;
 use crate::limit::LimitInfo;
-use crate::limiter::AsyncLimit;
+use crate::limiter::{ActiveLimit, AsyncLimit};
 
 type Skip = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 
@@ -127,10 +127,14 @@ impl RateLimit {
         self.headers != HeaderStyle::none()
     }
 
-    /// The header fields of a response, by what the limits said.
+    /// The header fields of a response, by what the limits said. Clients are not to keep a limit that is in shadow mode.
     pub(super) fn header_values(&self, decisions: &[Decision]) -> HeaderValues {
+        let active = self.limits.iter().map(|limit| &limit.limit);
+        let in_shadow: SmallVec<[&str; 1]> =
+            active.filter(|limit| limit.is_shadow()).map(ActiveLimit::name).collect();
+        let told = decisions.iter().filter(|decision| !in_shadow.contains(&decision.limit_name()));
         let reports: SmallVec<[LimitReport<'_>; 1]> =
-            decisions.iter().copied().map(LimitReport::from).collect();
+            told.copied().map(LimitReport::from).collect();
         let policy = match &*reports {
             [report] if self.limits.len() == 1 => Some(self.policy_of(report)),
             _ => None,

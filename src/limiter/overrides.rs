@@ -275,6 +275,10 @@ impl ActiveLimit {
     }
 
     fn after_rule_further(&self, name: &[u8], cost: u32, decision: Decision) -> Decision {
+        if decision.is_override() {
+            // One that came while the caller waited.
+            return decision;
+        }
         match (self.is_shadow(), decision.is_denied()) {
             (true, true) => decision.shadowed(true),
             // Nobody waits in shadow mode.

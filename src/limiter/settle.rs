@@ -190,6 +190,6 @@ impl Spent {
     pub(crate) fn give_back(self) -> Option<Decision> {
         let Handle { limit, key, .. } = &self.handle;
         limit.give_back_pinned(key, &self.allowed, self.tokens);
-        (!limit.is_decided_by_store()).then(|| limit.decide(self.handle.target(), 0))
+        (!limit.is_decided_by_store()).then(|| self.handle.decide(0))
     }
 }

@@ -108,8 +108,10 @@ impl<'a, 'k> Takes<'a, 'k> {
     }
 
     #[inline(always)]
-    fn add(&mut self, index: usize, asked: Timestamp, decision: Decision) {
+    fn add(&mut self, index: usize, asked: Timestamp, mut decision: Decision) {
         self.open[index] = None;
+        // A part that costs nothing is looked at: it denies nothing that is not known for sure.
+        decision.allowed |= self.parts[index].cost == 0 && !decision.sure;
         if decision.is_denied() {
             self.denied.get_or_insert((index, decision));
         } else {
@@ -188,7 +190,7 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
     let mut asked = SmallVec::<[_; USUAL]>::new();
     for (index, (part, glance)) in parts.iter().zip(&glances).enumerate() {
         let is_unsure = glance.is_some_and(|glance| !glance.is_sure);
-        let may_ask = is_unsure && part.patience != Patience::None;
+        let may_ask = is_unsure && part.cost > 0 && part.patience != Patience::None;
         if may_ask && takes.denied.is_none() && takes.is_open(index, Stage::Here) {
             let (handle, now) = (part.asking().hold(part.key), part.asked_at());
             let answer = handle.send_query(part.cost);

@@ -1,78 +1,22 @@
 //! Callers who wait for their turn.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use dashmap::DashMap;
-use tokio::sync::{Mutex, MutexGuard};
-
+use super::overrides::LookedUp;
 use super::slots::SlotsOf;
 use super::{ActiveLimit, Handle, Target};
 use crate::algorithm::{Rule, Standing, Taken};
-use crate::bucket::OVERFLOW;
+use crate::bucket::{LocalBucket, OVERFLOW};
 use crate::decision::{Decision, Source};
 use crate::driver::{AloneBuckets, Buckets, LocalBuckets, Wish};
 use crate::error::CheckError;
 use crate::key::Key;
 use crate::time::{Timestamp, micros};
 
-/// The callers of one limit who wait.
-#[derive(Debug, Default)]
-pub(crate) struct Waiting {
-    count: AtomicU32,
-    /// One line for each key, in which one caller after the other asks for its tokens.
-    lines: DashMap<Box<[u8]>, Arc<Mutex<()>>>,
-}
+mod line;
 
-/// Lets one caller wait.
-struct Permit<'a>(&'a Waiting);
-
-impl Waiting {
-    /// `None` if `most` callers wait already.
-    fn enter(&self, most: u32) -> Option<Permit<'_>> {
-        let one_more = |count: u32| (count < most).then_some(count + 1);
-        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        Some(Permit(self))
-    }
-}
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        self.0.count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A caller in the line of a key. The last one who leaves takes the line away.
-pub(super) struct LineEntry<'a> {
-    waiting: &'a Waiting,
-    key: &'a [u8],
-    /// `None` only while it is dropped.
-    line: Option<Arc<Mutex<()>>>,
-}
-
-impl<'a> LineEntry<'a> {
-    pub(super) fn new(waiting: &'a Waiting, key: &'a [u8]) -> Self {
-        let line = waiting.lines.entry(key.into()).or_default().clone();
-        Self { waiting, key, line: Some(line) }
-    }
-}
-
-impl LineEntry<'_> {
-    /// Waits until all who came before have left.
-    pub(super) async fn lock(&self) -> Option<MutexGuard<'_, ()>> {
-        Some(self.line.as_ref()?.lock().await)
-    }
-}
-
-impl Drop for LineEntry<'_> {
-    fn drop(&mut self) {
-        // First, so that of two who leave together one finds that only the map has the line. Nobody gets another one while
-        // the entry is locked.
-        drop(self.line.take());
-        self.waiting.lines.remove_if(self.key, |_, line| Arc::strong_count(line) == 1);
-    }
-}
+pub(super) use line::LineEntry;
+pub(crate) use line::Waiting;
 
 /// Tokens that were promised. Unless they are used, they are given back.
 struct Promise {
@@ -146,6 +90,9 @@ impl ActiveLimit {
     /// If [`Limit::max_waiting`](crate::Limit::max_waiting) callers of the limit wait already, the request does not wait
     /// for tokens.
     ///
+    /// A caller in line learns within a second what else holds for the key by now: an [override](crate::Override), a
+    /// [switch](crate::Switch), a reset, another quota. Others keep what they were promised.
+    ///
     /// On an exact limit it may take [`Limit::max_wait`](crate::Limit::max_wait) longer than `within`.
     ///
     /// Cost: two short locks of the limit's table and two allocations a call; a wait is a message to the limiter's task,
@@ -194,13 +141,12 @@ impl ActiveLimit {
         cost: u32,
         within: Duration,
     ) -> Decision {
-        let name = self.shared.secret.name(key);
         if let Some(decision) = self.override_of(key, cost) {
             return decision;
         }
-        let within = if self.is_shadow() { Duration::ZERO } else { within };
-        let limit = self.planned_for(key);
-        limit.after_rule(&name, cost, limit.wait(&name, cost, within).await)
+        let (name, plain) = (self.shared.secret.name(key), self.shared.secret.plain(key));
+        let decision = self.wait(LookedUp { name: &name, plain: &plain }, cost, within).await;
+        self.after_rule(&name, cost, decision)
     }
 
     /// Whether requests can take slots ahead.
@@ -212,72 +158,59 @@ impl ActiveLimit {
         self.shared.waiting[self.state.index as usize].get_or_init(Box::default)
     }
 
-    pub(super) async fn wait(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
+    /// Waits for what the limit's rule gives the key. In shadow mode nobody waits: a slot that is ahead is taken, and told.
+    pub(super) async fn wait(&self, asked: LookedUp<'_>, cost: u32, within: Duration) -> Decision {
+        let (limit, key) = (self.planned(asked), asked.name);
         if cost == 0 {
-            return self.decide_or_ask(Target::key(key), 0).await;
+            return limit.decide_or_ask(Target::key(key), 0).await;
         }
-        let permit = self.waiting().enter(self.state.terms.max_waiting);
+        let is_shadow = self.is_shadow();
+        let most = if is_shadow { u32::MAX } else { self.state.terms.max_waiting };
+        let permit = self.waiting().enter(most);
         let within = if permit.is_some() { within } else { Duration::ZERO };
         match &self.state.buckets {
             _ if self.is_decided_by_store() && self.takes_slots_ahead() => {
-                let decision = self.ask_exact(key, cost, micros(within)).await;
+                let decision = limit.ask_exact(key, cost, micros(within)).await;
                 let delay = decision.delay();
-                if delay > Duration::ZERO {
+                if delay > Duration::ZERO && !is_shadow {
                     return decision.after_delay(self.sleep(delay).await);
                 }
                 decision
             }
+            Buckets::Alone(AloneBuckets::Slots(slots, _)) if is_shadow => {
+                limit.ask_for_slot(SlotsOf { slots, key }, cost, micros(within)).await.decision
+            }
             Buckets::Alone(AloneBuckets::Slots(slots, _)) => {
-                self.wait_for_slot(SlotsOf { slots, key }, cost, micros(within)).await
+                limit.wait_for_slot(SlotsOf { slots, key }, cost, micros(within)).await
             }
             Buckets::Alone(AloneBuckets::Turns(local)) if !self.is_decided_by_store() => {
-                // It is pinned before the slot is taken, so that the slot is found again.
-                let handle = self.hold(key);
-                let now = self.precise_now();
-                let answer = handle.target().ask_local(
-                    local,
-                    (self.info, self.plan),
-                    cost,
-                    micros(within),
-                    now,
-                );
-                let decision = self.local_decision(answer, cost, now);
-                let delay = decision.delay();
-                if delay > Duration::ZERO {
-                    let mut promise = Promise { handle, decision, is_used: false };
-                    promise.is_used = self.sleep(delay).await;
-                    return decision.after_delay(promise.is_used);
-                }
-                decision
+                limit.wait_for_turn(local, (key, cost), within, is_shadow).await
             }
-            _ => self.wait_in_line(key, cost, within).await,
+            _ if is_shadow => limit.decide_or_ask(Target::key(key), cost).await,
+            _ => self.wait_in_line(asked, cost, within).await,
         }
     }
 
-    /// Asks again whenever there may be enough, once those have gone on who came before.
-    async fn wait_in_line(&self, key: &[u8], cost: u32, within: Duration) -> Decision {
-        let deadline = self.now().plus_micros(micros(within));
-        let entry = LineEntry::new(self.waiting(), key);
-        let _first = tokio::select! {
-            biased;
-            first = entry.lock() => first,
-            _ = self.sleep(within) => {
-                return self.decide_or_ask(Target::key(key), 0).await.denied_behind_others(cost);
-            }
-        };
-        loop {
-            let decision = self.decide_or_ask(Target::key(key), cost).await;
-            let left_us = deadline.micros_since(self.now());
-            let mut wait = decision.retry_after();
-            if self.is_decided_by_store() && !decision.is_sure() {
-                // Sooner, the store is not asked again.
-                wait = wait.max(Duration::from_micros(self.state.terms.max_wait_us));
-            }
-            let is_over = decision.is_allowed() || left_us == 0 || micros(wait) > left_us;
-            if is_over || !self.sleep(wait).await {
-                return decision;
-            }
+    /// Waits for tokens, or a slot, that only this node gives: they are promised at once.
+    async fn wait_for_turn(
+        &self,
+        local: &LocalBuckets<LocalBucket>,
+        (key, cost): (&[u8], u32),
+        within: Duration,
+        is_shadow: bool,
+    ) -> Decision {
+        // It is pinned before the slot is taken, so that the slot is found again.
+        let (handle, now) = (self.hold(key), self.precise_now());
+        let of = (self.info, self.plan);
+        let answer = handle.target().ask_local(local, of, cost, micros(within), now);
+        let decision = self.local_decision(answer, cost, now);
+        let delay = decision.delay();
+        if delay > Duration::ZERO && !is_shadow {
+            let mut promise = Promise { handle, decision, is_used: false };
+            promise.is_used = self.sleep(delay).await;
+            return decision.after_delay(promise.is_used);
         }
+        decision
     }
 
     pub(crate) fn now(&self) -> Timestamp {
@@ -354,8 +287,7 @@ impl Handle {
     pub(crate) async fn wait(&self, cost: u32) -> Decision {
         match self.limit.queue() {
             Duration::ZERO => self.ask_store(cost).await,
-            _ if self.limit.is_shadow() => self.decide_or_ask_by_rule(cost).await,
-            queue => self.limit.wait(&self.key.key, cost, queue).await,
+            queue => self.limit.wait(self.looked_up(), cost, queue).await,
         }
     }
 }
@@ -366,8 +298,7 @@ impl Handle {
         if let Some(decision) = self.overridden(1) {
             return decision;
         }
-        let within = if self.limit.is_shadow() { Duration::ZERO } else { within };
-        self.after_rule(1, self.planned().limit.wait(&self.key.key, 1, within).await)
+        self.after_rule(1, self.limit.wait(self.looked_up(), 1, within).await)
     }
 
     /// The same as [`ActiveLimit::schedule`].

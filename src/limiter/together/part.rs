@@ -208,8 +208,8 @@ impl<'a> Part<'a> {
         let limit = self.asking();
         let queue = limit.queue();
         let decision = match self.patience {
-            Patience::Slot if queue > Duration::ZERO && !limit.is_shadow() => {
-                limit.wait(self.key, self.cost, queue).await
+            Patience::Slot if queue > Duration::ZERO => {
+                self.limit.wait(self.looked_up(), self.cost, queue).await
             }
             Patience::None if !limit.is_decided_by_store() => {
                 limit.decide(self.target(), self.cost)

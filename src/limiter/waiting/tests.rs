@@ -10,9 +10,11 @@ use crate::builder::local;
 use crate::driver::manual::ManualClock;
 use crate::limit::Limit;
 use crate::limiter::Limiter;
+use crate::overrides::{Override, Switch};
 use crate::quota::Quota;
 
 const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(86_400);
 
 fn limiter(rule: impl Into<Rule>, max_waiting: u32) -> (ManualClock, Limiter, ActiveLimit) {
     let clock = ManualClock::new();
@@ -209,4 +211,67 @@ fn request_that_another_one_overtook_waits_in_the_queue() {
         ask() + other.join().unwrap()
     });
     assert_eq!(denied, 0);
+}
+
+/// What a caller in the line of a window of a day is told within two seconds, once `change` has been made.
+async fn told_after(change: impl AsyncFnOnce(&Limiter)) -> Option<Decision> {
+    let (clock, limiter, limit) = limiter(FixedWindow::per_day(1), 1000);
+    assert!(limit.check("key").is_allowed());
+    let mut caller = Box::pin(limit.until_ready("key", DAY));
+    assert!(poll(caller.as_mut()).is_pending());
+    limiter.settle().await;
+    change(&limiter).await;
+    for _ in 0..2 {
+        pass(&clock, &limiter, SECOND).await;
+        if let Poll::Ready(decision) = poll(caller.as_mut()) {
+            return Some(decision);
+        }
+    }
+    None
+}
+
+/// They slept until the window's end, and were allowed then.
+#[tokio::test]
+async fn callers_in_line_hear_of_blocks_switches_resets_and_new_quotas() {
+    assert!(told_after(async |_| ()).await.is_none());
+    let block = async |limiter: &Limiter| {
+        limiter.overrides().set("x", Override::key("key").block()).await.unwrap();
+    };
+    let blocked = told_after(block).await.expect("it is told");
+    assert!(blocked.is_denied() && blocked.is_override());
+    for switch in [Switch::Off, Switch::Shadow] {
+        let switched = async |limiter: &Limiter| {
+            limiter.overrides().switch("x", switch).await.unwrap();
+        };
+        let decision = told_after(switched).await.expect("it is told");
+        assert!(decision.is_allowed(), "{switch:?}");
+        assert_eq!(decision.is_shadow_denied(), switch == Switch::Shadow);
+    }
+    let reset = async |limiter: &Limiter| limiter.limit("x").unwrap().reset("key").await.unwrap();
+    assert!(told_after(reset).await.expect("it is told").is_allowed());
+    let update = async |limiter: &Limiter| {
+        limiter.update([Limit::new("x", FixedWindow::per_day(2))]).unwrap();
+    };
+    let updated = told_after(update).await.expect("it is told");
+    assert_eq!((updated.is_allowed(), updated.burst()), (true, 2));
+}
+
+/// All but the first were counted as denied, though they would have been held and then admitted.
+#[tokio::test]
+async fn shadow_mode_counts_as_denied_only_what_no_queue_would_hold() {
+    let queue = LeakyBucket::per_second(10).queue(2 * SECOND);
+    for rule in [Rule::from(queue), Rule::from(Quota::per_second(10).burst(1))] {
+        let (_, limiter, limit) = limiter(rule, 5);
+        limiter.overrides().switch("x", Switch::Shadow).await.unwrap();
+        let denied = async |within| {
+            let decision = limit.until_ready("key", within).await;
+            assert!(decision.is_allowed() && decision.delay().is_zero(), "{rule:?}");
+            decision.is_shadow_denied()
+        };
+        for request in 0..21 {
+            assert!(!denied(2 * SECOND).await, "{rule:?}: {request}");
+        }
+        assert!(denied(2 * SECOND).await, "{rule:?}");
+        assert!(limit.handle("key").until_ready(2 * SECOND).await.is_shadow_denied(), "{rule:?}");
+    }
 }

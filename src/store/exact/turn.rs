@@ -36,8 +36,9 @@ pub(super) fn numbers(rule: &TurnRule, request: &ExactRequest) -> Numbers {
         }
         TurnRule::LeakyBucket { queue, .. } => {
             let clock = queue + scale.token as u64;
-            let most = rule.max_delay(request.slot_within_us);
-            (0, Some(most), rule.micros(clock))
+            let is_possible = rule.units_of(request.cost.into()) <= rule.cost_units_max();
+            let most = is_possible.then(|| rule.max_delay(request.slot_within_us));
+            (0, most, rule.micros(clock))
         }
     };
     let most = if request.deed == Deed::Charge { Some(STATE_MAX) } else { most };

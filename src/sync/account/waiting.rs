@@ -55,7 +55,7 @@ impl Account {
             self.counts.denied += 1;
         } else if result.is_denied() {
             // The bucket counts tokens.
-            self.counts.denied_surplus += u64::from(cost - 1);
+            self.counts.denied_surplus += u64::from(cost.saturating_sub(1));
         }
         self.counts.unsure += u64::from(!result.is_sure);
         self.callers.answers.push(CallerAnswer {

@@ -1,0 +1,155 @@
+//! Callers of one key who wait in a line: one after the other asks until there is enough.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use dashmap::DashMap;
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::super::overrides::LookedUp;
+use super::super::{ActiveLimit, Target};
+use crate::decision::{Decision, RETRY_MIN_US};
+use crate::limit::LimitInfo;
+use crate::time::micros;
+
+/// How often a caller in line looks whether something else holds for the key by now.
+const LOOK_EVERY_US: u64 = 1_000_000;
+
+/// The callers of one limit who wait.
+#[derive(Debug, Default)]
+pub(crate) struct Waiting {
+    count: AtomicU32,
+    /// One line for each key, in which one caller after the other asks for its tokens.
+    pub(super) lines: DashMap<Box<[u8]>, Arc<Mutex<()>>>,
+}
+
+/// Lets one caller wait.
+pub(super) struct Permit<'a>(&'a Waiting);
+
+impl Waiting {
+    /// `None` if `most` callers wait already.
+    pub(super) fn enter(&self, most: u32) -> Option<Permit<'_>> {
+        let one_more = |count: u32| (count < most).then_some(count + 1);
+        self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
+        Some(Permit(self))
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A caller in the line of a key. The last one who leaves takes the line away.
+pub(in crate::limiter) struct LineEntry<'a> {
+    waiting: &'a Waiting,
+    key: &'a [u8],
+    /// `None` only while it is dropped.
+    line: Option<Arc<Mutex<()>>>,
+}
+
+impl<'a> LineEntry<'a> {
+    pub(in crate::limiter) fn new(waiting: &'a Waiting, key: &'a [u8]) -> Self {
+        let line = waiting.lines.entry(key.into()).or_default().clone();
+        Self { waiting, key, line: Some(line) }
+    }
+}
+
+impl LineEntry<'_> {
+    /// Waits until all who came before have left.
+    pub(in crate::limiter) async fn lock(&self) -> Option<MutexGuard<'_, ()>> {
+        Some(self.line.as_ref()?.lock().await)
+    }
+}
+
+impl Drop for LineEntry<'_> {
+    fn drop(&mut self) {
+        // First, so that of two who leave together one finds that only the map has the line. Nobody gets another one while
+        // the entry is locked.
+        drop(self.line.take());
+        self.waiting.lines.remove_if(self.key, |_, line| Arc::strong_count(line) == 1);
+    }
+}
+
+impl ActiveLimit {
+    /// Asks again whenever there may be enough, once those have gone on who came before, or when something else holds for the
+    /// key.
+    pub(super) async fn wait_in_line(
+        &self,
+        asked: LookedUp<'_>,
+        cost: u32,
+        within: Duration,
+    ) -> Decision {
+        let target = Target::key(asked.name);
+        let deadline = self.now().plus_micros(micros(within));
+        let entry = LineEntry::new(self.waiting(), asked.name);
+        let _first = tokio::select! {
+            biased;
+            first = entry.lock() => first,
+            _ = self.sleep(within) => {
+                let look = self.planned(asked).decide_or_ask(target, 0).await;
+                return look.denied_behind_others(cost);
+            }
+        };
+        let mut pause_us = 0;
+        loop {
+            let limit = self.planned(asked);
+            let decision = limit.decide_or_ask(target, cost).await;
+            let left_us = deadline.micros_since(self.now());
+            pause_us = if decision.is_sure() { 0 } else { self.longer_pause_us(pause_us) };
+            let wait_us = micros(decision.retry_after()).max(pause_us);
+            let is_over = decision.is_allowed() || left_us == 0 || wait_us > left_us;
+            if is_over || !self.sleep_in_line(asked, (cost, limit.info), wait_us).await {
+                return decision;
+            }
+            if let Some(decision) = self.overridden(asked, cost) {
+                return decision;
+            }
+            if self.is_shadow() {
+                return self.planned(asked).decide_or_ask(target, cost).await;
+            }
+        }
+    }
+
+    /// How long a caller waits at least after another answer that nobody is sure of. It comes of an outage or a store that is
+    /// slow, and asking sooner would not help.
+    fn longer_pause_us(&self, pause_us: u64) -> u64 {
+        let (tick_us, max_wait_us) = (self.state.terms.tick_us, self.state.terms.max_wait_us);
+        (2 * pause_us).clamp(max_wait_us, tick_us.max(max_wait_us)).max(RETRY_MIN_US)
+    }
+
+    /// Sleeps until it is time to ask again, and looks now and then whether that is sooner. False if the driver has ended.
+    async fn sleep_in_line(
+        &self,
+        asked: LookedUp<'_>,
+        (cost, info): (u32, &'static LimitInfo),
+        wait_us: u64,
+    ) -> bool {
+        let until = self.now().plus_micros(wait_us);
+        loop {
+            let left_us = until.micros_since(self.now());
+            if left_us == 0 {
+                return true;
+            }
+            if !self.sleep(Duration::from_micros(left_us.min(LOOK_EVERY_US))).await {
+                return false;
+            }
+            let limit = self.planned(asked);
+            let is_other = !std::ptr::eq(limit.info, info) || self.is_shadow();
+            if is_other || self.overridden(asked, 0).is_some() || limit.may_have(asked.name, cost) {
+                return true;
+            }
+        }
+    }
+
+    /// Whether a look says that the key has so much, where this node knows that.
+    fn may_have(&self, key: &[u8], cost: u32) -> bool {
+        if self.is_decided_by_store() {
+            return false;
+        }
+        let look = self.decide(Target::key(key), 0);
+        look.is_allowed() && look.remaining() >= cost.into()
+    }
+}
