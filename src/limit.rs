@@ -282,7 +282,8 @@ impl Limit {
     }
 
     /// How long the store may be silent before the outage policy takes over, at the least. Leases
-    /// always end by their own time, which is one to two seconds for intervals up to 250 ms.
+    /// always end by their own time, which is one to two seconds for intervals up to 250 ms. It has no effect on exact limits
+    /// and leaky buckets: their policy decides about the first request that the store does not answer in time.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;

@@ -242,6 +242,21 @@ fn odd_limit_is_warned_of_by_its_line() {
 }
 
 #[test]
+fn setting_without_effect_on_a_shared_leaky_bucket_is_warned_of_by_its_line() {
+    let fields = "algorithm = \"leaky-bucket\"\nquota = \"10/s\"\ngrace = \"5s\"\nversion = 3\n";
+    for table in ["limits.mail", "domains.mail.to"] {
+        let text = format!("[{table}]\n{fields}[store]\nmemory = true\n");
+        let warned: Vec<String> = read(&text).unwrap().warnings().iter().map(row).collect();
+        let remedy = "has no effect on a leaky-bucket: remove it";
+        let expected = [
+            format!("4:9 | {table}.grace | \"5s\" | {remedy}"),
+            format!("5:11 | {table}.version | 3 | {remedy}"),
+        ];
+        assert_eq!(warned, expected);
+    }
+}
+
+#[test]
 #[cfg(feature = "redis")]
 fn burst_of_fewer_tokens_than_nodes_is_warned_of() {
     let text = |nodes: &str, quota: &str| {

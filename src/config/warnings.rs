@@ -26,7 +26,7 @@ const NOT_OF_EXACT: [&str; 7] = [
     "version",
 ];
 /// Settings without effect on leaky buckets that nodes share.
-const NOT_OF_QUEUES: [&str; 2] = ["accuracy", "key_syncs_per_second_max"];
+const NOT_OF_QUEUES: [&str; 4] = ["accuracy", "key_syncs_per_second_max", "grace", "version"];
 /// Settings without effect on limits that each node keeps alone.
 const NOT_OF_LOCAL: [&str; 9] = [
     "sync_interval",
