@@ -617,6 +617,34 @@ fn limits_that_the_service_rejects_are_refused_by_line() {
 }
 
 #[test]
+fn files_whose_conversion_a_service_would_refuse_are_refused_by_line() {
+    let odd = "domain: d\n# The second file\ndescriptors:\n  - key: a\n    rate_limit: {unit: day, requests_per_unit: 1}\n  \
+               - key: odd\n    rate_limit: {unit: month, requests_per_unit: 1999}\n";
+    // A node without a store keeps it.
+    let alone = "[domains.d.k]\nquota = \"1999/30d\"\nalgorithm = \"fixed-window\"";
+    assert!(Config::from_toml(alone).is_ok());
+    let said = refused(&[THREE_AN_HOUR, odd], &["--merge-domains"]);
+    let mistake = ":6: mistake: domains.d.odd.quota = \"1999/30d\": tokens and period have no common unit that leases can \
+                   be counted in: choose rounder numbers, or give --mode exact or --mode local\n";
+    assert!(said.contains(mistake) && said.contains("error: 1 mistake: "), "{said}");
+    assert!(converted(&[odd], &["--mode", "exact"]).contains("1999/30d"));
+
+    let many = of("{key: k, rate_limit: {unit: day, requests_per_unit: 100001}}");
+    let said = refused(&[&many], &["--algorithm", "sliding-log"]);
+    let mistake = ":3: mistake: domains.d.k.quota = \"100001/d\": a sliding log keeps each request, so it has at most \
+                   100000 tokens: give --algorithm sliding-window\n";
+    assert!(said.contains(mistake) && said.contains("error: 1 mistake: "), "{said}");
+
+    let long = "k".repeat(20_000);
+    let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+    let large = (0..60).map(|key| format!("  - key: {long}{key}\n    {limit}\n"));
+    let large = format!("domain: d\ndescriptors:\n{}", large.collect::<String>());
+    let said = refused(&[&large], &[]);
+    assert!(said.starts_with("mistake: the configuration has 12"), "{said}");
+    assert!(said.contains("at most 1048576 are read: convert fewer files"), "{said}");
+}
+
+#[test]
 fn scalars_are_taken_as_they_are_written_and_names_of_fields_are_keys_too() {
     let yaml = "domain: 5\ndescriptors:\n  - key: quota\n    value: yes\n    rate_limit: &a {unit: WEEK, requests_per_unit: 0x10}\n  - key: quota\n    value: ~\n    rate_limit: {unit: year, requests_per_unit: 7}\n  - key: \"a\\\"b\\n\"\n    value: 2026-01-01\n    rate_limit: {unit: month, requests_per_unit: 7}\n";
     assert!(refused(&[yaml], &[]).contains("0x10"));

@@ -47,22 +47,32 @@ const UNITS: [(&str, &str); 7] = [
     ("year", "365d"),
 ];
 
+/// A line of a file.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    /// Which of the files it is.
+    pub(super) file: usize,
+    pub(super) line: usize,
+}
+
 /// What is found in a file, by lines.
 #[derive(Default)]
 pub(super) struct Reading {
+    /// Which of the files it is.
+    pub(super) file: usize,
     pub(super) mistakes: Vec<(usize, String)>,
     /// What has no counterpart, or means something else here.
     pub(super) notes: Vec<(usize, String)>,
 }
 
 pub(super) struct Domain {
-    pub(super) line: usize,
+    pub(super) place: Place,
     pub(super) name: String,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
 pub(super) struct Descriptor {
-    pub(super) line: usize,
+    pub(super) place: Place,
     key: String,
     /// Empty: any.
     value: String,
@@ -99,6 +109,10 @@ impl Reading {
 
     fn note(&mut self, line: usize, text: impl Into<String>) {
         self.notes.push((line, text.into()));
+    }
+
+    fn place(&self, line: usize) -> Place {
+        Place { file: self.file, line }
     }
 
     /// The fields of a map. A name that no place has is a mistake, and one of another place is told.
@@ -199,7 +213,7 @@ impl Domain {
             reading.mistake(fields.line, "domain: is missing: name one");
             return None;
         };
-        Some(Self { line, name, descriptors })
+        Some(Self { place: reading.place(line), name, descriptors })
     }
 }
 
@@ -209,7 +223,8 @@ fn descriptors(fields: &Fields<'_>, reading: &mut Reading) -> Vec<Descriptor> {
         let fields = reading.fields(node, &DESCRIPTOR, "a descriptor");
         let Some(descriptor) = Descriptor::read(&fields, reading) else { continue };
         if read.iter().any(|known| known.is_same(&descriptor)) {
-            reading.mistake(descriptor.line, format!("{}: is there twice", descriptor.shown()));
+            let mistake = format!("{}: is there twice", descriptor.shown());
+            reading.mistake(descriptor.place.line, mistake);
         }
         read.push(descriptor);
     }
@@ -252,7 +267,8 @@ impl Descriptor {
                 "shadow_mode: a quota of 0 that denies nothing is written as unlimited",
             );
         }
-        Some(Self { line, key, value, limit, is_shadow, flags, descriptors })
+        let place = reading.place(line);
+        Some(Self { place, key, value, limit, is_shadow, flags, descriptors })
     }
 
     /// Whether it or one below it has a quota.

@@ -1,16 +1,18 @@
 //! `tidegate convert`: a configuration of envoyproxy/ratelimit as one of tidegate.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use crate::output::{self, OutputError};
 
+mod check;
 mod descriptors;
+mod written;
 mod yaml;
 
-use descriptors::{Descriptor, Domain, Quota, Reading};
+use descriptors::{Descriptor, Domain, Reading};
+use written::Written;
 
 /// What can stop a conversion.
 #[derive(Debug, thiserror::Error)]
@@ -30,8 +32,8 @@ Examples:
   tidegate serve tidegate.toml
 
 The file has the limits. For processes that share them add a table [store]: docs/CONFIGURATION.md.
-What has no counterpart is named on standard error as FILE:LINE, and so is each mistake: then nothing
-is written. docs/ENVOY.md has a table of all fields and settings.";
+What has no counterpart is named on standard error as FILE:LINE, and so is each mistake, also what would
+be refused of the result: then nothing is written. docs/ENVOY.md has a table of all fields and settings.";
 
 /// Write a configuration of envoyproxy/ratelimit as one of tidegate.
 #[derive(Args)]
@@ -54,10 +56,10 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<(), ConvertError> {
     let (mut domains, mut mistakes) = (Vec::<Domain>::new(), 0);
-    for file in &options.files {
+    for (number, file) in options.files.iter().enumerate() {
         let unreadable = |error| ConvertError::Unreadable { file: file.clone(), error };
         let text = std::fs::read_to_string(file).map_err(unreadable)?;
-        let mut reading = Reading::default();
+        let mut reading = Reading { file: number, ..Reading::default() };
         if let Some(domain) = Domain::read(&text, &mut reading) {
             join(&mut domains, domain, options.merge_domains, &mut reading);
         }
@@ -68,12 +70,27 @@ pub(crate) fn run(options: &Options) -> Result<(), ConvertError> {
     if mistakes > 0 {
         return Err(ConvertError::Mistakes { mistakes });
     }
-    if !domains.iter().any(|domain| domain.descriptors.iter().any(Descriptor::has_quota)) {
+    let has_quota =
+        domains.iter().any(|domain| domain.descriptors.iter().any(Descriptor::has_quota));
+    if !has_quota {
         output::note(
             "note: no descriptor has a quota: add a limit, such as [limits.api], before it is served",
         );
     }
-    Ok(output::write(&written(&domains, options))?)
+    let written = Written::of(&domains, options);
+    let mistakes = check::mistakes(&written, has_quota);
+    for (place, text) in &mistakes {
+        match place {
+            Some(place) => {
+                note(&options.files[place.file], "mistake", &[(place.line, text.clone())]);
+            }
+            None => output::note(&format!("mistake: {text}")),
+        }
+    }
+    if mistakes.is_empty() {
+        return Ok(output::write(&written.text)?);
+    }
+    Err(ConvertError::Mistakes { mistakes: mistakes.len() })
 }
 
 /// Adds what a file has to what others have.
@@ -85,13 +102,13 @@ fn join(domains: &mut Vec<Domain>, added: Domain, merges: bool, reading: &mut Re
     if !merges {
         let mistake =
             format!("domain {:?} is in another file too: give --merge-domains", added.name);
-        reading.mistake(added.line, mistake);
+        reading.mistake(added.place.line, mistake);
         return;
     }
     for descriptor in added.descriptors {
         if domain.descriptors.iter().any(|known| known.is_same(&descriptor)) {
             let mistake = format!("{} is in another file too", descriptor.shown());
-            reading.mistake(descriptor.line, mistake);
+            reading.mistake(descriptor.place.line, mistake);
         }
         domain.descriptors.push(descriptor);
     }
@@ -101,82 +118,4 @@ fn note(file: &Path, kind: &str, lines: &[(usize, String)]) {
     for (line, text) in lines {
         output::note(&format!("{}:{line}: {kind}: {text}", file.display()));
     }
-}
-
-/// The configuration.
-fn written(domains: &[Domain], options: &Options) -> String {
-    let mut text = "# Written by tidegate convert.\n".to_owned();
-    for domain in domains {
-        let path = format!("domains.{}", quoted_name(&domain.name));
-        let _ = writeln!(text, "\n[{path}]");
-        descriptors_in(&path, &domain.descriptors, options, &mut text);
-    }
-    text
-}
-
-fn descriptors_in(path: &str, descriptors: &[Descriptor], options: &Options, text: &mut String) {
-    for descriptor in descriptors {
-        let path = format!("{path}.{}", quoted_name(&descriptor.table_name()));
-        let _ = writeln!(text, "\n[{path}]");
-        fields(descriptor, options, text);
-        descriptors_in(&path, &descriptor.descriptors, options, text);
-    }
-}
-
-fn fields(descriptor: &Descriptor, options: &Options, text: &mut String) {
-    let mut field = |name: &str, value: String| {
-        let _ = writeln!(text, "{name} = {value}");
-    };
-    for name in &descriptor.flags {
-        field(name, "true".to_owned());
-    }
-    let Some(limit) = &descriptor.limit else { return };
-    match &limit.quota {
-        Quota::None if !descriptor.is_shadow => field("deny", "true".to_owned()),
-        Quota::Unlimited | Quota::None => field("unlimited", "true".to_owned()),
-        Quota::Some(quota) => {
-            field("quota", quoted(quota));
-            field("algorithm", quoted(&options.algorithm));
-            if options.mode != "hybrid" {
-                field("mode", quoted(&options.mode));
-            }
-            if descriptor.is_shadow {
-                field("switch", quoted("shadow"));
-            }
-        }
-    }
-    if let Some(name) = &limit.name {
-        field("name", quoted_text(name));
-    }
-    if !limit.replaces.is_empty() {
-        let names: Vec<String> = limit.replaces.iter().map(|name| quoted_text(name)).collect();
-        field("replaces", format!("[{}]", names.join(", ")));
-    }
-}
-
-/// A text in which a dollar is a dollar, and no variable.
-fn quoted_text(text: &str) -> String {
-    quoted(&text.replace('$', "$$"))
-}
-
-/// A name in TOML.
-fn quoted_name(name: &str) -> String {
-    let is_bare = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
-    if !name.is_empty() && name.bytes().all(is_bare) { name.to_owned() } else { quoted(name) }
-}
-
-/// A text in TOML.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for char in text.chars() {
-        match char {
-            '"' | '\\' => quoted.extend(['\\', char]),
-            char if char.is_control() => {
-                let _ = write!(quoted, "\\u{:04X}", u32::from(char));
-            }
-            char => quoted.push(char),
-        }
-    }
-    quoted.push('"');
-    quoted
 }
