@@ -751,6 +751,30 @@ fn demo_runs_each_limit_of_a_file_and_names_those_that_it_cannot_show() {
 }
 
 #[test]
+fn demo_shows_limits_of_a_file_switched_on_and_without_blocks() {
+    let of = |name: &str, more: &str| format!("[limits.{name}]\nquota = {more}\n");
+    let file = of("tried", "\"40/min\"\nswitch = \"shadow\"")
+        + &of("old", "\"40/min\"\nswitch = \"off\"")
+        + &of("login", "\"50/s burst 20\"\nblock_for = \"1h\"");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("demo-switched.toml");
+    std::fs::write(path, file).expect("a file");
+    let output = run("demo --config demo-switched.toml --load 100 --seconds 2 --json");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let report = |line: &String| -> serde_json::Value { serde_json::from_str(line).expect("JSON") };
+    let reports: Vec<serde_json::Value> =
+        text_of_lines(&output.stdout).iter().map(report).collect();
+    // The first two are asked 133 times each. Of the last one two seconds' tokens come after the first denials.
+    for (report, (limit, range)) in
+        reports.iter().zip([("tried", 20..=70), ("old", 20..=70), ("login", 60..=200)])
+    {
+        assert_eq!(report["limit"], limit);
+        let admitted = report["admitted"].as_u64().expect("a number");
+        assert!(range.contains(&admitted), "{limit}: {admitted}");
+    }
+    assert_eq!(reports.len(), 3);
+}
+
+#[test]
 fn completions_are_scripts_of_their_shells() {
     for shell in ["bash", "zsh", "fish"] {
         let output = run(&format!("completions {shell}"));

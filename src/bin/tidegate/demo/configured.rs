@@ -1,9 +1,10 @@
 //! The limits of a configuration file, as a demo runs them: one after the other.
 
 use std::path::Path;
+use std::time::Duration;
 
 use tidegate::sim::Algorithm;
-use tidegate::{Limit, Limiter, MemoryStore, Mode, Rule, SyncPolicy};
+use tidegate::{Limit, Limiter, MemoryStore, Mode, Rule, Switch, SyncPolicy};
 
 use super::DemoError;
 use super::options::Options;
@@ -58,7 +59,8 @@ fn run_of(options: &Options, limit: &Limit) -> Result<Result<Options, &'static s
                 }
                 _ => {}
             }
-            run.limit = Some(limit.clone());
+            // The ideal limit beside it is on, and blocks no key.
+            run.limit = Some(limit.clone().switch(Switch::On).block_for(Duration::ZERO));
             run.validate()?;
             Ok(run)
         }
