@@ -386,6 +386,23 @@ fn failure_exits_with_1() {
 }
 
 #[test]
+fn trace_that_is_longer_than_a_run_is_refused_and_its_speed_named() {
+    arrivals("years.csv", "0,a\n1700000000000,b\n");
+    arrivals("second.csv", "0,a\n1000,b\n");
+    let years = "'1' for '--speed': the trace spans 1700000000 s, and is replayed within 604800 s: set 2811 or more";
+    let second =
+        "for '--speed': the trace spans 1 s, and is replayed within 604800 s: set 1 or more";
+    check(&[
+        row("simulate --trace years.csv", 2, years),
+        row("tune --trace years.csv --seeds 1", 2, years),
+        row("demo --trace years.csv", 2, years),
+        row("simulate --trace second.csv --speed 1e-7", 2, second),
+        row("simulate --trace second.csv --speed 1e-300", 2, second),
+        row("simulate --trace years.csv --speed 2e9", 0, ""),
+    ]);
+}
+
+#[test]
 fn missed_target_is_a_failure_only_on_request() {
     let missing = "sweep --scenario herd --rate 20 --nodes 20 --interval 50ms --seeds 1 \
                    --policy write-behind";

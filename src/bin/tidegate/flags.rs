@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
-use tidegate::sim::workload::{Arrival, Scenario, Workload, WorkloadError};
+use tidegate::sim::workload::{Arrival, RUN_SECONDS_MAX, Scenario, Workload, WorkloadError};
 use tidegate::sim::{Algorithm, Form, Network, Policy, Setup};
 use tidegate::{ConfigError, Limit};
 
@@ -348,7 +348,22 @@ impl TraceFlags {
         for (line, reason) in &trace.rejections {
             output::note(&format!("warning: {}:{line}: {reason}", file.display()));
         }
+        self.validate_span(&trace)?;
         Ok(Some(trace))
+    }
+
+    /// Refuses a trace that lasts longer than a run, such as one with a line of 1970: what is no longer cannot overflow.
+    fn validate_span(&self, trace: &Trace) -> Result<(), InputError> {
+        let span_s = trace.requests.last().map_or(0.0, |last| last.at_us as f64 / 1e6);
+        if span_s / self.speed <= RUN_SECONDS_MAX {
+            return Ok(());
+        }
+        let least = (span_s / RUN_SECONDS_MAX).ceil();
+        let reason = format!(
+            "the trace spans {span_s:.0} s, and is replayed within {RUN_SECONDS_MAX} s: set {least} or more, or leave \
+             out the lines whose times are far from the others"
+        );
+        Err(InputError::Value { flag: "--speed", value: self.speed.to_string(), reason })
     }
 
     /// The trace's requests as these flags have it replayed on `nodes` nodes, and how many seconds
