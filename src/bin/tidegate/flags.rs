@@ -269,11 +269,26 @@ impl LimitSpec {
 
     /// Refuses a limit that cannot be kept, by flag and value.
     pub(crate) fn validate(&self) -> Result<(), InputError> {
+        // No window or queue lasts as long as such a rate takes for its tokens.
+        if self.rate.tokens == 0 {
+            return Err(InputError::flag("--rate", &self.rate.tokens, "must be 1 at least"));
+        }
         if self.algorithm == Algorithm::LeakyBucket {
             self.validate_queue()?;
         }
-        Setup::new(self.limit(), 1, 0).tick_s().map_err(InputError::of_config)?;
+        Setup::new(self.limit(), 1, 0).tick_s().map_err(|error| self.refused(error))?;
         Ok(())
+    }
+
+    /// A window has the burst's tokens, and lasts as long as the rate takes for them.
+    fn refused(&self, error: ConfigError) -> InputError {
+        let is_bucket = matches!(self.algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
+        match (InputError::of_config(error), is_bucket) {
+            (InputError::Flag { flag: "--rate" | "quota.period", value, reason }, false) => {
+                InputError::Flag { flag: "--burst", value, reason }
+            }
+            (refused, _) => refused,
+        }
     }
 }
 
@@ -448,6 +463,36 @@ mod tests {
         for (expected, spec) in cases {
             let refused = spec.validate().unwrap_err().to_string();
             assert!(refused.starts_with(expected), "{refused} where {expected} was expected");
+        }
+    }
+
+    #[test]
+    fn tokens_of_a_window_are_refused_as_the_burst_and_a_rate_of_0_is_before_them() {
+        let rate = |tokens, period_s| Rate { tokens, period_s };
+        for algorithm in [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::SlidingLog] {
+            let limit = LimitSpec { algorithm, ..spec().limit };
+            for (limit, expected) in [
+                (LimitSpec { burst: 0, ..limit }, "'0' for '--burst'"),
+                (LimitSpec { burst: 0, rate: rate(0, 1), ..limit }, "'0' for '--rate'"),
+                (
+                    LimitSpec { burst: 2_000_000_000, rate: rate(1_000_000_000, 1), ..limit },
+                    "'2000000000' for '--burst'",
+                ),
+                // The window would last for years.
+                (
+                    LimitSpec { burst: 100_000, rate: rate(1, 3600), ..limit },
+                    "'360000000s' for '--burst'",
+                ),
+            ] {
+                let refused = limit.validate().unwrap_err().to_string();
+                assert!(refused.contains(expected), "{limit:?}: {refused}");
+            }
+        }
+        for algorithm in Algorithm::ALL {
+            let flags = format!("--trace a.csv --rate 0 --algorithm {}", algorithm.name());
+            let flags = parsed::<LoadFlags>(&flags).unwrap_or_else(|error| panic!("{error}"));
+            let refused = flags.validate().unwrap_err().to_string();
+            assert!(refused.contains("'0' for '--rate'"), "{}: {refused}", algorithm.name());
         }
     }
 }
