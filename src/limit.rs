@@ -357,6 +357,11 @@ impl Limit {
         self.sync
     }
 
+    /// The credit that was [set](Self::credit), in tokens; `None` if nodes give it by the burst and their number.
+    pub fn fixed_credit(&self) -> Option<u32> {
+        self.credit
+    }
+
     /// Checks everything once, so that nothing needs to be checked on the way of a decision.
     pub(crate) fn validate(&self) -> Result<Terms, ConfigError> {
         self.terms(self.quota().scale(&self.name)?)

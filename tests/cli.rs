@@ -768,6 +768,19 @@ fn demo_runs_each_limit_of_a_file_and_names_those_that_it_cannot_show() {
 }
 
 #[test]
+fn notes_of_a_demo_are_about_the_credit_of_its_file() {
+    let file = "[limits.strict]\nquota = \"5/s\"\nstrict = true\n[limits.loose]\nquota = \"50/s\"\ncredit = 5\n";
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("demo-credit.toml");
+    std::fs::write(path, file).expect("a file");
+    let output = run("demo --config demo-credit.toml --seconds 1");
+    let stderr = text_of_lines(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr:?}");
+    let notes: Vec<&String> = stderr.iter().filter(|line| line.starts_with("note: ")).collect();
+    let of_loose = "note: 4 nodes x a credit of 5 is 40% of the burst: so much may be spent before the store is asked";
+    assert_eq!(notes, [of_loose]);
+}
+
+#[test]
 fn demo_shows_limits_of_a_file_switched_on_and_without_blocks() {
     let of = |name: &str, more: &str| format!("[limits.{name}]\nquota = {more}\n");
     let file = of("tried", "\"40/min\"\nswitch = \"shadow\"")

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate::sim::{Algorithm, Setup};
+use tidegate::sim::{Algorithm, Policy, Setup};
 
 use crate::flags::{LimitSpec, LoadFlags};
 use crate::output;
@@ -12,19 +12,21 @@ use crate::values::Part;
 const MUCH_CREDIT: Part = Part(0.2);
 
 /// Writes what is odd to standard error, a line each.
-pub(crate) fn show(flags: &LoadFlags, rtt: Option<Duration>) {
-    for oddity in oddities(flags, rtt) {
+pub(crate) fn show(flags: &LoadFlags, policy: Policy, rtt: Option<Duration>) {
+    for oddity in oddities(flags, policy, rtt) {
         output::note(&format!("note: {oddity}"));
     }
 }
 
-fn oddities(flags: &LoadFlags, rtt: Option<Duration>) -> Vec<String> {
+fn oddities(flags: &LoadFlags, policy: Policy, rtt: Option<Duration>) -> Vec<String> {
     let limit = flags.limit();
     let nodes = flags.cluster.nodes;
+    // Write-behind syncs each interval, and divides no tokens among nodes.
+    let has_leases = policy != Policy::WriteBehind;
     [
-        much_credit(&limit, nodes),
-        few_tokens(&limit, nodes),
-        idle_interval(&limit),
+        much_credit(&limit, nodes).filter(|_| policy == Policy::Default),
+        few_tokens(&limit, nodes).filter(|_| has_leases),
+        idle_interval(&limit).filter(|_| has_leases),
         long_way(&limit, rtt),
         limit_out_of_reach(flags),
     ]
@@ -49,7 +51,11 @@ fn much_credit(limit: &LimitSpec, nodes: u16) -> Option<String> {
     })
 }
 
+/// The burst of a leaky bucket is its queue.
 fn few_tokens(limit: &LimitSpec, nodes: u16) -> Option<String> {
+    if limit.algorithm == Algorithm::LeakyBucket {
+        return None;
+    }
     let burst = limit.burst;
     (burst < u64::from(nodes)).then(|| {
         format!(
@@ -108,7 +114,7 @@ mod tests {
     fn each_oddity_is_named_and_the_defaults_have_none() {
         let said = |flags: &str, rtt_ms: Option<u64>| {
             let flags = parsed::<LoadFlags>(flags).unwrap_or_else(|error| panic!("{error}"));
-            oddities(&flags, rtt_ms.map(Duration::from_millis)).join("\n")
+            oddities(&flags, Policy::Default, rtt_ms.map(Duration::from_millis)).join("\n")
         };
         assert_eq!(said("", Some(1)), "");
         let cases = [
@@ -122,5 +128,26 @@ mod tests {
             let said = said(flags, rtt_ms);
             assert!(said.contains(expected), "{flags}: {said}");
         }
+    }
+
+    #[test]
+    fn each_policy_and_algorithm_has_the_notes_that_are_true_of_it() {
+        let said = |flags: &str, policy: Policy| {
+            let flags = parsed::<LoadFlags>(flags).unwrap_or_else(|error| panic!("{error}"));
+            oddities(&flags, policy, None).join("\n")
+        };
+        let [default, strict, write_behind] = Policy::ALL;
+        let many_nodes = "--nodes 20 --burst 100 --rate 100";
+        assert!(said(many_nodes, default).contains("a credit of 1 is 20% of the burst"));
+        assert_eq!(said(many_nodes, strict), "");
+        assert_eq!(said(many_nodes, write_behind), "");
+        let small_burst = "--nodes 20 --burst 10 --rate 10 --credit 0";
+        assert!(said(small_burst, default).contains("a burst of 10 is less than a token"));
+        assert_eq!(said(small_burst, strict), said(small_burst, default));
+        assert_eq!(said(small_burst, write_behind), "");
+        assert_eq!(said(&format!("{small_burst} --algorithm leaky-bucket"), default), "");
+        let long_interval = "--rate 10000 --burst 100 --interval 1s";
+        assert!(said(long_interval, strict).contains("and not each 1000 ms"));
+        assert_eq!(said(long_interval, write_behind), "");
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use tidegate::sim::Policy;
 use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Arrival;
 use tidegate::{AnyStore, ConfigError, Limiter, MemoryStore, RedisStore, StoreError};
@@ -112,7 +113,7 @@ fn play(
 ) -> Result<(), DemoError> {
     let input = read_input(options)?;
     options.outage.map_or(Ok(()), |outage| outage.validate(input.seconds))?;
-    advice::show(&options.load, None);
+    advice::show(&options.load, Policy::Default, None);
     let output = match store {
         Store::Redis(address) if options.processes => {
             run_processes(options, &input, address, own_redis)?

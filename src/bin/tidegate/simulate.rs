@@ -198,7 +198,7 @@ impl Report {
 pub(crate) fn run(options: &Options) -> Result<(), SimulateError> {
     options.validate()?;
     let trace = options.load.replay.read()?;
-    advice::show(&options.load, Some(options.network().rtt));
+    advice::show(&options.load, options.policy, Some(options.network().rtt));
     let mut worst: Option<Line> = None;
     for seed in seed_range(options.load.seed, options.seeds)? {
         let report = simulate(options, trace.as_ref(), seed)?;

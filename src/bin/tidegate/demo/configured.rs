@@ -51,6 +51,7 @@ fn run_of(options: &Options, limit: &Limit) -> Result<Result<Options, &'static s
             let flags = &mut run.load;
             (flags.algorithm, flags.cluster.rate) = (algorithm, Rate::of_quota(&quota));
             flags.cluster.burst = Algorithm::burst_of(limit.rule());
+            flags.credit = limit.fixed_credit();
             match limit.sync_policy() {
                 SyncPolicy::Interval(interval) => flags.interval = interval,
                 // Of a leaky bucket it says nothing.
