@@ -67,6 +67,8 @@ pub use mistake::{ConfigFileError, Mistake};
 use node::Node;
 use reading::{Reading, Setting};
 pub use secret::SECRET_BYTES_MAX;
+#[cfg(feature = "server")]
+pub(crate) use server::client_limit;
 pub use server::{
     BODY_TIMEOUTS, DEFAULT_BODY_TIMEOUT, DEFAULT_DRAIN, DEFAULT_GRPC, DEFAULT_HEAD_TIMEOUT,
     DEFAULT_HTTP, DEFAULT_MAX_CONNECTIONS, DEFAULT_NEAR_LIMIT_RATIO, DRAIN_MAX, HEAD_TIMEOUTS,

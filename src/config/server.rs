@@ -9,8 +9,11 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::check;
 use super::fields::{Fields, SERVER};
 use super::reading::{HIDDEN, Reading, Setting};
+use crate::error::ConfigError;
+use crate::limit::Limit;
 use crate::quota::Quota;
 
 /// Where the service listens if nobody says where: on this machine alone.
@@ -228,12 +231,7 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
         }
         server.token = Some(Token(token.value));
     }
-    if let Some(quota) = fields.text("client_quota", reading) {
-        match quota.value.parse::<Quota>() {
-            Ok(parsed) => server.client_quota = Some(parsed),
-            Err(_) => reading.mistake(&quota.place, "must be a quota, such as \"100/s\""),
-        }
-    }
+    server.client_quota = client_quota(&fields, reading);
     let timeout = fields.duration("body_timeout", reading);
     within(timeout, BODY_TIMEOUTS, "must be 10ms to 5min", &mut server.body_timeout, reading);
     if let Some(log) = fields.flag("access_log", reading) {
@@ -253,6 +251,32 @@ pub(super) fn read(root: &Fields<'_>, reading: &mut Reading) -> ServerConfig {
     let drains = Duration::ZERO..=DRAIN_MAX;
     within(drain, drains, "must be at most 5min", &mut server.drain, reading);
     server
+}
+
+/// The limit of the service's own clients, called so in metrics: each process keeps it alone.
+pub(crate) fn client_limit(quota: Quota) -> Limit {
+    Limit::new("clients", quota).local()
+}
+
+/// A quota that this limit can have.
+fn client_quota(fields: &Fields<'_>, reading: &mut Reading) -> Option<Quota> {
+    let Setting { value, place } = fields.text("client_quota", reading)?;
+    match value.parse::<Quota>() {
+        Ok(quota) => {
+            for (_, reason) in check::faults(&mut client_limit(quota), &mut true, &check::empty()) {
+                reading.mistake(&place, check::remedy(&reason));
+            }
+            Some(quota)
+        }
+        Err(ConfigError::Quota { reason, .. }) => {
+            reading.mistake(&place, reason);
+            None
+        }
+        Err(error) => {
+            reading.mistake(&place, error.to_string());
+            None
+        }
+    }
 }
 
 /// That of the metrics by other names, if they are wanted.
