@@ -340,7 +340,8 @@ impl Config {
         config.limits.extend(limits);
         let limits: Vec<Limit> = config.all_limits().collect();
         config.concurrency = concurrency::read(root, &limits, reading);
-        if config.limits.is_empty() && root.has("domains") && reading.mistakes.is_empty() {
+        let has_none = config.limits.is_empty() && config.concurrency.is_empty();
+        if has_none && root.has("domains") && reading.mistakes.is_empty() {
             let remedy = "has no descriptor with a quota: add one, or a limit";
             reading.mistake(&root.place("domains"), remedy);
         }

@@ -184,6 +184,16 @@ fn number_and_quota_may_come_from_variables() {
 }
 
 #[test]
+fn file_of_concurrency_limits_and_domains_without_a_quota_is_sound() {
+    let text = "[concurrency.jobs]\nmax = 10\n[domains.web.admin]\ndeny = true\n";
+    let config = read(text).unwrap();
+    assert_eq!((config.limits().len(), config.concurrency_limits().len()), (0, 1));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _entered = runtime.enter();
+    assert!(config.builder().build().is_ok());
+}
+
+#[test]
 fn limits_are_in_the_order_of_the_file() {
     let text =
         "[limits.b]\nquota = \"1/s\"\n[limits.c]\nquota = \"1/s\"\n[limits.a]\nquota = \"1/s\"\n";
