@@ -803,9 +803,18 @@ async fn limits_of_requests_are_none_of_the_file_and_count_each_for_itself() {
     replacing["limit"] = json!({"requestsPerUnit": 9, "unit": "HOUR"});
     let both = json!({"domain": "d", "descriptors": [of("a"), replacing]});
     assert_eq!(shown(&ask(&service, &both).await.1), "OK 4 & OK 8");
-    let clash = "[limits.limits-of-requests]\nquota = \"1/s\"\n[domains.d.c]\nquota = \"1/s\"";
-    let clash = Config::from_toml(clash).unwrap_err().to_string();
-    assert!(clash.contains("domains") && clash.contains("rename"), "{clash}");
+}
+
+#[test]
+fn limit_of_a_file_cannot_have_the_name_of_those_that_requests_bring() {
+    let limit = "[limits.limits-of-requests]\nquota = \"1/s\"\n";
+    for domains in ["", "[domains.d.c]\nquota = \"1/s\"\n"] {
+        let error = Config::from_toml(&format!("{limit}{domains}")).unwrap_err();
+        let mistakes = error.mistakes().iter().map(|mistake| (mistake.line(), mistake.field()));
+        let expected = [(1, "limits.limits-of-requests")];
+        assert_eq!(mistakes.collect::<Vec<_>>(), expected, "{error}");
+        assert!(error.to_string().contains("rename this one"), "{error}");
+    }
 }
 
 #[tokio::test]

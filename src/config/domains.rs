@@ -72,11 +72,6 @@ pub(super) fn read(
         return (Vec::new(), Vec::new());
     };
     let tables = table.tables(EXAMPLE, reading);
-    #[cfg(feature = "server")]
-    if others.iter().any(|limit| limit.name() == REQUEST_LIMITS) {
-        let remedy = format!("needs the limit's name {REQUEST_LIMITS:?} for itself: rename that");
-        reading.mistake(&root.place("domains"), remedy);
-    }
     let names = others.iter().map(|limit| limit.name().to_owned()).collect();
     let (all, limits, others) = (Vec::new(), Vec::new(), others.len());
     let mut domains = Domains { all, limits, others, names, builder, reading };

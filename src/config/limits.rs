@@ -1,5 +1,7 @@
 //! The tables `[limits.<name>]`.
 
+#[cfg(feature = "server")]
+use super::domains::REQUEST_LIMITS;
 use super::fields::{Fields, LIMIT};
 use super::plans::{self, PlanRead};
 use super::reading::Reading;
@@ -24,6 +26,13 @@ pub(super) struct LimitRead<'n> {
 /// Reads a limit.
 pub(super) fn read<'n>(name: &str, fields: Fields<'n>, reading: &mut Reading) -> LimitRead<'n> {
     fields.refuse_unknown(LIMIT, reading);
+    // A reload can add domains, and no limit of this name can be asked about.
+    #[cfg(feature = "server")]
+    if name == REQUEST_LIMITS {
+        let remedy =
+            "is the name of the limit for quotas that requests bring to [domains]: rename this one";
+        reading.mistake(&fields.place_of_name(name), remedy);
+    }
     read_known(name, fields, reading)
 }
 
