@@ -294,7 +294,7 @@ impl Driver {
             }
             self.advance(now);
             self.drain_outputs(&mut exchanges, &mut asked);
-            self.tell(&mut waiting, now, exchanges.tasks.is_empty() && asked.exact.is_idle());
+            self.tell(&mut waiting, now, exchanges.tasks.is_empty(), &asked.exact);
             let deadlines = waiting.iter().map(|waiter| waiter.deadline);
             let due_at = deadlines.chain([self.due_at(), flush_at, evictor.wake_at()]).min();
             let wake_at = due_at.filter(|_| !more).unwrap_or(now);
@@ -502,11 +502,11 @@ impl Driver {
     }
 
     /// Answers those whose wait is over.
-    fn tell(&mut self, waiting: &mut Vec<Command>, now: Timestamp, idle: bool) {
+    fn tell(&mut self, waiting: &mut Vec<Command>, now: Timestamp, idle: bool, exact: &ExactCalls) {
         let alone = self.store.is_none();
         let ready = alone || self.engine.is_ready(now) && self.overrides.has_heard();
-        let left = alone || self.engine.has_reported_all();
-        let settled = idle && self.overrides.is_idle() && self.due_at() > now;
+        let left = alone || self.engine.has_reported_all() && exact.has_settled_all();
+        let settled = idle && exact.is_idle() && self.overrides.is_idle() && self.due_at() > now;
         let fulfilled = |waiter: &Command| match waiter.wish {
             Wish::Ready => ready,
             Wish::Leave => left,
@@ -668,7 +668,7 @@ mod tests {
             .unzip();
         waits.truncate(3);
         let now = driver.now();
-        driver.tell(&mut commands, now, true);
+        driver.tell(&mut commands, now, true, &ExactCalls::default());
         assert_eq!(commands.len(), 3);
     }
 }

@@ -193,7 +193,7 @@ pub(crate) struct Scale {
 }
 
 /// The largest bucket in units of a node: they do not go on the wire, where less has room.
-const OWN_MAX: i64 = 1 << 58;
+pub(crate) const OWN_UNITS_MAX: i64 = 1 << 58;
 /// The longest time that a token of any limit takes to flow in.
 const TOKEN_US_MAX: i64 = PERIOD_MAX.as_micros() as i64;
 /// The largest bucket, in units.
@@ -406,7 +406,8 @@ impl Scale {
         let is_rate = rate > 0 && unit / rate <= TOKEN_US_MAX && rate / unit <= TOKENS_MAX as i64;
         // Other numbers of the same algorithm: this node counts by its own.
         let is_quota = is_rate && (1..=TOKENS_MAX as i64).contains(&tokens);
-        let burst = tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_MAX)?;
+        let burst =
+            tokens.checked_mul(token).filter(|&burst| is_quota && burst <= OWN_UNITS_MAX)?;
         let own = Self { rate: converted(rate, unit, token).max(1), token, burst, curve };
         // A window keeps its length, nearly.
         let off_us = (own.window_us() - self.window_us()).abs();
@@ -428,7 +429,7 @@ impl Scale {
 /// Units of which `from` make a token, in units of which `to` do, rounded down.
 pub(crate) fn converted(units: i64, from: i64, to: i64) -> i64 {
     let units = i128::from(units) * i128::from(to);
-    let most = i128::from(OWN_MAX);
+    let most = i128::from(OWN_UNITS_MAX);
     units.div_euclid(i128::from(from)).clamp(-most, most) as i64
 }
 

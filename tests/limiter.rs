@@ -361,6 +361,76 @@ async fn caller_in_line_asks_seldom_while_nobody_is_sure() {
     assert!((100..=250).contains(&denied), "{denied} times in ten seconds");
 }
 
+/// Waits for an answer, and lets time pass meanwhile.
+async fn passing<T>(clock: &ManualClock, answer: impl Future<Output = T>) -> T {
+    let mut answer = pin!(answer);
+    loop {
+        tokio::select! {
+            biased;
+            answer = &mut answer => return answer,
+            () = std::future::ready(()) => {}
+        }
+        // Tasks go on as far as they can.
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        clock.advance(Duration::from_micros(100));
+    }
+}
+
+/// Lanes without open accounts did not hear of it, and gave nothing for four seconds to whoever came next.
+#[tokio::test]
+async fn node_that_comes_after_an_orderly_stop_waits_for_nobody_in_any_lane() {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let limit = Limit::new("api", Quota::per_hour(100)).strict();
+    let start = || {
+        let builder = Limiter::builder().limit(limit.clone()).store(store.clone()).lanes(4);
+        builder.clock(&clock).build().unwrap()
+    };
+    let pass = async |limiter: &Limiter, ms: u32| {
+        for _ in 0..ms / 5 {
+            clock.advance(STEP);
+            limiter.settle().await;
+        }
+    };
+    let keys: Vec<String> = (0..20).map(|number| format!("key {number}")).collect();
+    let first = start();
+    pass(&first, 2000).await;
+    for key in &keys {
+        let first = first.limit("api").unwrap();
+        assert!(passing(&clock, first.check_sure(key)).await.is_allowed(), "{key}");
+    }
+    pass(&first, 10_000).await;
+    passing(&clock, first.shutdown(Duration::from_secs(1))).await.unwrap();
+    drop(first);
+    clock.advance(Duration::from_secs(5));
+    let second = start();
+    pass(&second, 100).await;
+    for key in &keys {
+        let second = second.limit("api").unwrap();
+        let decision = passing(&clock, second.check_sure_n(key, 50)).await.unwrap();
+        assert!(decision.is_allowed() && decision.is_sure(), "{key}: {decision:?}");
+    }
+}
+
+/// It ended while the store was still to be told of tokens that exact limits had charged, or were given back.
+#[tokio::test]
+async fn shutdown_waits_until_the_store_has_been_told_what_was_settled_of_exact_limits() {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let limit = Limit::new("api", Quota::per_hour(100)).exact();
+    let limiter =
+        Limiter::builder().limit(limit).store(store.clone()).clock(&clock).build().unwrap();
+    let api = limiter.async_limit("api").unwrap();
+    let reservation = api.reserve("user", 10).await.unwrap();
+    store.set_round_trip(Duration::from_millis(40));
+    reservation.commit(30);
+    let begun = clock.now();
+    passing(&clock, limiter.shutdown(Duration::from_secs(5))).await.unwrap();
+    assert!(clock.now().micros_since(begun) >= 40_000);
+}
+
 // ---- where it runs ---------------------------------------------------------------------------
 
 #[test]

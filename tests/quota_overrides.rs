@@ -85,6 +85,50 @@ impl OneNode {
     }
 }
 
+// ---- quotas that the units of the limit hold only roughly -----------------------------------------
+
+/// Each second report cut what a node held at the units that the store has for a full bucket of the limit's own, and the rest was lost.
+#[test]
+fn burst_far_above_the_limits_own_is_held_without_losing_tokens() {
+    let nodes = VirtualNodes::new(1, &[limit(Quota::per_day(100))], |builder| builder);
+    set(&nodes, Override::key("acme").quota(Quota::per_day(5000)));
+    let (node, api) = (nodes.nodes[0].limit("api").unwrap(), nodes.nodes[0].async_limit("api"));
+    let mut spent = 0;
+    if node.check_n("acme", 400).unwrap().is_allowed() {
+        spent += 400;
+    }
+    for _ in 0..20 {
+        nodes.pass(SECOND, STEP);
+        spent += u32::from(node.check("acme").is_allowed());
+    }
+    let api = api.unwrap();
+    while nodes.wait(api.check_sure_n("acme", 100)).unwrap().is_allowed() {
+        spent += 100;
+    }
+    assert!((4880..=5010).contains(&spent), "{spent} of 5000");
+}
+
+/// What was leased of the refill was rounded down at each report, until nothing was left.
+#[test]
+fn quota_far_below_the_limits_own_admits_its_rate_while_it_is_asked_for_all_the_time() {
+    for (quota, seconds, expected) in
+        [(Quota::per_hour(100), 1800, 50), (Quota::per_minute(7), 600, 70)]
+    {
+        let nodes = VirtualNodes::new(1, &[limit(Quota::per_second(1000))], |builder| builder);
+        set(&nodes, Override::key("acme").quota(quota));
+        let node = nodes.nodes[0].limit("api").unwrap();
+        let api = nodes.nodes[0].async_limit("api").unwrap();
+        while nodes.wait(api.check_sure("acme")).is_allowed() {}
+        let mut admitted = 0;
+        for _ in 0..seconds * 30 {
+            nodes.clock.advance(Duration::from_micros(33_333));
+            nodes.settle();
+            admitted += u32::from(node.check("acme").is_allowed());
+        }
+        assert!((expected * 9 / 10..=expected + 2).contains(&admitted), "{quota:?}: {admitted}");
+    }
+}
+
 // ---- what a key has after a change -------------------------------------------------------------
 
 #[test]

@@ -10,6 +10,7 @@ mod parts;
 mod virtual_nodes;
 
 use std::ops::Deref;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tidegate::testing::Fault;
@@ -342,6 +343,43 @@ fn reset_while_the_store_recovers_from_a_loss_is_not_undone_by_what_other_nodes_
     cluster.wait_by(Duration::from_millis(1), cluster.limit(2).reset("key")).unwrap();
     let drained = cluster.drain(&[0, 1, 2], "key");
     assert!((BURST - 2..=BURST).contains(&drained), "{drained}");
+}
+
+/// It was said to be taken, and what the nodes had admitted by their policy came after it.
+#[test]
+fn reset_that_is_under_way_when_the_store_goes_is_not_undone_by_what_nodes_admitted_meanwhile() {
+    for away_ms in (4_000..6_000).step_by(200) {
+        let cluster = Cluster::new(&[Limit::new("x", Quota::per_second(10).burst(100)).strict()]);
+        let others = [1, 2].map(|node| cluster.nodes[node].limit("x").unwrap());
+        assert!(cluster.drain(&[0], "key") >= 100);
+        cluster.store.set_away(true);
+        let limit = cluster.limit(0);
+        let mut reset = std::pin::pin!(limit.reset("key"));
+        let (mut admitted, mut outcome) = (0, None);
+        for ms in (0..9_000).step_by(10) {
+            if ms == away_ms {
+                cluster.store.set_away(false);
+            }
+            let poll = |context: &mut Context<'_>| Poll::Ready(reset.as_mut().poll(context));
+            if let Poll::Ready(taken) = cluster.runtime.block_on(std::future::poll_fn(poll)) {
+                outcome = Some(taken);
+                break;
+            }
+            for other in others.iter().filter(|_| ms < away_ms) {
+                admitted += u32::from(other.check("key").is_allowed());
+            }
+            cluster.pass(Duration::from_millis(10));
+        }
+        assert_eq!(outcome, Some(Ok(())), "{away_ms}");
+        assert!(admitted > 5, "{away_ms}: by the outage policy {admitted}");
+        let mut left = 0;
+        for limit in (0..NODES).map(|node| cluster.limit(node)) {
+            while cluster.wait(limit.check_sure("key")).is_allowed() {
+                left += 1;
+            }
+        }
+        assert!(left >= 95, "{away_ms}: {left} left");
+    }
 }
 
 #[test]

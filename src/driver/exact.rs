@@ -47,6 +47,8 @@ struct Begun {
     at: Timestamp,
     /// Tokens that go back by it.
     returns: u32,
+    /// Nobody waits for its answer: it charges, or gives back, what was decided before.
+    settles: bool,
 }
 
 /// What a call that ended changes for its limit.
@@ -87,7 +89,8 @@ impl ExactCalls {
             let error = StoreError::Server(format!("{CALLS_MAX} decisions are under way"));
             return Err(outage.refused(error, now));
         }
-        let begun = Begun { limit, at: now, returns: request.returns() };
+        let settles = request.deed != Deed::Ask;
+        let begun = Begun { limit, at: now, returns: request.returns(), settles };
         let (store, time) = (store.clone(), time.clone());
         let call = self.calls.spawn(async move {
             let reply = tokio::select! {
@@ -111,6 +114,11 @@ impl ExactCalls {
         self.calls.is_empty()
     }
 
+    /// Whether the store has been told all that was settled.
+    pub(super) fn has_settled_all(&self) -> bool {
+        self.begun.values().all(|call| !call.settles)
+    }
+
     /// The next call that ends; `None` while none is under way.
     pub(super) async fn next(&mut self) -> Option<Outcome> {
         self.calls.join_next_with_id().await
@@ -127,7 +135,7 @@ impl ExactCalls {
             Ok(ended) => ended,
             Err(error) => (error.id(), Err(StoreError::Unreachable(error.to_string()))),
         };
-        let Begun { limit, at, returns } = self.begun.remove(&call)?;
+        let Begun { limit, at, returns, .. } = self.begun.remove(&call)?;
         let not_given_back = if outcome == Ok(true) { 0 } else { returns };
         let outage = self.outages.entry(limit).or_default();
         let (took, error) = (Duration::from_micros(now.micros_since(at)), outcome.clone().err());

@@ -425,9 +425,14 @@ impl Account {
         self.quota.take_event_due(now)
     }
 
-    /// An entry that was sent, in the units of this node.
+    /// The entry that was sent last, in the units of this node.
     pub(crate) fn in_own_units(&self, entry: &Entry) -> Entry {
-        self.quota.in_own_units(entry)
+        Entry { held: self.lease.reported, ..self.quota.in_own_units(entry) }
+    }
+
+    /// What this node knows of the store's level, in the units of the store. Its own may have a slow rate rounded.
+    fn level_in_store(&self) -> Level {
+        self.level.with_units(|units| self.quota.out(units))
     }
 
     /// What the store gave, in the units of this node.
@@ -469,8 +474,9 @@ impl Account {
         if !self.is_quiet(now, terms) || self.spending.credit_given < terms.credit.known {
             return false;
         }
-        let missing = terms.scale.burst - self.level.estimate(now, &terms.scale).unwrap_or(0);
-        let full_at = self.level.full_at(missing, now, &terms.scale);
+        let (level, stored) = (self.level_in_store(), self.stored_scale());
+        let missing = stored.burst - level.estimate(now, &stored).unwrap_or(0);
+        let full_at = level.full_at(missing, now, &stored);
         self.bucket.try_close_account(full_at, self.history.is_seen_once())
     }
 

@@ -111,6 +111,8 @@ pub(crate) struct Lane {
     policies: Policies,
     trouble: LaneTrouble,
     leaving: bool,
+    /// The store has heard that it left.
+    has_left: bool,
 }
 
 impl Lane {
@@ -137,6 +139,7 @@ impl Lane {
             policies: Policies { from: Timestamp::NEVER, entered: now, lent: 0 },
             trouble: LaneTrouble::default(),
             leaving: false,
+            has_left: false,
         }
     }
 
@@ -150,7 +153,8 @@ impl Lane {
     /// Whether no account is open and no report is under way.
     pub(crate) fn has_reported_all(&self) -> bool {
         let reporting = self.flight.as_ref().is_some_and(|flight| !flight.slots.is_empty());
-        self.accounts.len() == 0 && !reporting
+        let has_left = self.has_left || !self.is_known() || self.is_down();
+        self.accounts.len() == 0 && !reporting && has_left
     }
 
     pub(crate) fn error(&self) -> Option<&StoreError> {
@@ -406,9 +410,15 @@ impl Lane {
             self.accounts.change(slot, |account| account.report_at(now));
         }
         self.calls.sendable_at = now;
-        if self.number == NAMING_LANE {
+        if self.is_known() {
+            // Also where there is nothing to report: the store is not to wait for this node.
             self.calls.heartbeat_at = now;
         }
+    }
+
+    /// Whether the store knows this node in the lane.
+    fn is_known(&self) -> bool {
+        self.incarnation.is_some()
     }
 
     // ---- sending -----------------------------------------------------------------------------

@@ -157,7 +157,11 @@ impl AgreedQuota {
         is_due
     }
 
-    fn out(&self, units: i64) -> i64 {
+    /// Units of this node in those of the store.
+    pub(super) fn out(&self, units: i64) -> i64 {
+        if self.has_same_units() {
+            return units;
+        }
         converted(units, self.own.token, self.stored.token)
     }
 
@@ -170,7 +174,7 @@ impl AgreedQuota {
         self.own.token == self.stored.token
     }
 
-    /// An entry as the store is to read it.
+    /// An entry as the store is to read it, but for its claim.
     pub(super) fn in_stored_units(&self, entry: Entry) -> Entry {
         let entry =
             if self.has_same_units() { entry } else { with_units(&entry, |units| self.out(units)) };
@@ -225,7 +229,6 @@ fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
         },
         demand: convert(entry.demand),
         want_rate: convert(entry.want_rate),
-        claim: entry.claim.map(convert),
         ..entry.clone()
     }
 }

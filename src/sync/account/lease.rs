@@ -1,7 +1,7 @@
 //! What the store has leased to this node of one key.
 
 use crate::bucket::{Lease, MAX_TOKENS, OUTLIVES_REFILL};
-use crate::quota::{Curve, Scale};
+use crate::quota::{Curve, OWN_UNITS_MAX, Scale, converted};
 use crate::sync::message::{Entry, Given, Held, OUTSTANDING_MAX, outstanding_least};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
@@ -23,6 +23,8 @@ pub(super) struct LeaseState {
     pub(super) window_ends: Timestamp,
     /// The time by which what was spent in this window was counted; `NEVER` if it has not been, or the window is closed.
     pub(super) window_counted: Timestamp,
+    /// What the report in flight says is held, in units of this node: those of the store may be coarser or finer.
+    pub(super) reported: Held,
     /// The refill of `held` flows no more.
     pub(super) is_refill_stopped: bool,
     /// Units in the bucket that make no whole token and no whole microsecond of refill; less than none if tokens
@@ -46,6 +48,7 @@ impl LeaseState {
     pub(super) fn none() -> Self {
         Self {
             held: Held::default(),
+            reported: Held::default(),
             ends: Timestamp::ZERO,
             window_ends: Timestamp::NEVER,
             window_counted: Timestamp::NEVER,
@@ -162,7 +165,7 @@ impl LeaseState {
         let Held { rate, stamp_us, .. } = self.held;
         let left_us = old.window_ends_us(stamp_us) - stamp_us;
         let outstanding = self.held.outstanding.saturating_add(rate.saturating_mul(left_us));
-        self.held.outstanding = outstanding.min(OUTSTANDING_MAX);
+        self.held.outstanding = outstanding.min(OWN_UNITS_MAX);
         (self.held.rate, self.recall) = (0, 0);
     }
 
@@ -197,6 +200,9 @@ fn outstanding_after(given: &Given, entry: &Entry, stored: Scale, unit: i64) -> 
     let spent = i128::from(entry.spent) * i128::from(unit);
     let gone = spent + i128::from(entry.returned) + i128::from(entry.lost);
     let outstanding = i128::from(held.outstanding) + flowed - gone;
-    let least = outstanding_least(rate_kept(given, entry, stored), unit);
-    outstanding.clamp(least.into(), OUTSTANDING_MAX.into()) as i64
+    // As the store counts it, in its own units.
+    let kept = rate_kept(given, entry, stored).min(1);
+    let [least, most] = [outstanding_least(kept, stored.token), OUTSTANDING_MAX]
+        .map(|units| i128::from(converted(units, stored.token, unit)));
+    outstanding.clamp(least, most) as i64
 }

@@ -61,6 +61,16 @@ impl Level {
         Self { view, with_outstanding: 0, growth: rate as f64 }
     }
 
+    /// The same in other units.
+    pub(super) fn with_units(&self, convert: impl Fn(i64) -> i64) -> Self {
+        let view = self.view.map(|view| StoreView {
+            level: convert(view.level),
+            leased: convert(view.leased),
+            ..view
+        });
+        Self { view, with_outstanding: convert(self.with_outstanding), growth: self.growth }
+    }
+
     /// Takes a reply in: the view is that of `now`.
     pub(super) fn install(&mut self, given: &Given, window: &StoredWindow, now: Timestamp) {
         self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };

@@ -5,9 +5,13 @@ use std::sync::Arc;
 use super::Account;
 use super::giving_back::Returned;
 use crate::limit::Terms;
-use crate::quota::Curve;
-use crate::sync::message::{Entry, OUTSTANDING_MAX};
+use crate::quota::{Curve, OWN_UNITS_MAX};
+use crate::sync::message::Entry;
 use crate::time::Timestamp;
+
+/// A quota of fewer units in a microsecond is leased as tokens alone: each node would lose a unit of its refill, to be on the safe
+/// side of what clocks may differ by.
+const LEASED_RATE_MIN: i64 = 100;
 
 /// What a report asks for.
 struct Wanted {
@@ -36,7 +40,7 @@ impl Account {
         // Nothing more can be sent before the answer.
         self.collect(now, true);
         self.arrivals.observe_demand(now, terms);
-        let claim = self.level.claim(now, &terms.scale);
+        let claim = self.level_in_store().claim(now, &self.stored_scale());
         let wanted = self.wanted(now, terms, leaving);
         let returned = self.give_back(terms, now, wanted.tokens, wanted.rate);
         let tokens = self.bucket.mint_tokens(now, self.scale.token);
@@ -46,7 +50,8 @@ impl Account {
         self.arrivals.stop_probing();
         let entry = self.entry(limit, terms, &wanted, &returned, tokens);
         self.spending.reported = now;
-        self.quota.in_stored_units(Entry { claim, ..entry })
+        self.lease.reported = entry.held;
+        Entry { claim, ..self.quota.in_stored_units(entry) }
     }
 
     fn wanted(&self, now: Timestamp, terms: &Terms, leaving: bool) -> Wanted {
@@ -55,7 +60,8 @@ impl Account {
         }
         let (per_us, hot) = self.wanted_per_us(now, terms);
         let demand = (per_us * self.scale.token as f64) as i64;
-        Wanted { tokens: self.need(now, terms), demand, rate: if hot { demand } else { 0 } }
+        let is_leased = hot && terms.scale.rate >= LEASED_RATE_MIN;
+        Wanted { tokens: self.need(now, terms), demand, rate: if is_leased { demand } else { 0 } }
     }
 
     /// The entry, with what has been spent, which is not to be reported again, and without a claim.
@@ -105,7 +111,7 @@ impl Account {
         let refilled = if self.lease.held.rate > 0 { self.lease.held.depth } else { 0 };
         let spent = self.spending.unsent.spent + self.spending.spilled as i64;
         let tokens = refilled.max(i64::from(tokens)) + 1 + spent;
-        tokens.saturating_mul(self.scale.token).min(OUTSTANDING_MAX)
+        tokens.saturating_mul(self.scale.token).min(OWN_UNITS_MAX)
     }
 
     /// The batch with the report has ended.

@@ -80,8 +80,12 @@ impl Account {
         self.resets.asked > 0
     }
 
-    /// The store has applied the report. Callers for whom it reset nothing wait for the next one, at `next` or later.
-    pub(crate) fn end_resets(&mut self, next: Timestamp) {
+    /// The store has applied the report. Callers for whom it reset nothing wait for the next one, at `next` or later. If the store
+    /// waits by now for what nodes know of the key, which undoes it, they all do.
+    pub(crate) fn end_resets(&mut self, is_recovering: bool, next: Timestamp) {
+        if is_recovering {
+            self.resets.take_back();
+        }
         self.resets.end(self.resets.asked, ResetOutcome::Taken);
         if !self.resets.is_none() {
             self.report_by(next);

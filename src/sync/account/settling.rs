@@ -2,8 +2,7 @@
 
 use super::Account;
 use crate::limit::Terms;
-use crate::quota::Curve;
-use crate::sync::message::OUTSTANDING_MAX;
+use crate::quota::{Curve, OWN_UNITS_MAX};
 use crate::time::Timestamp;
 
 /// What is settled of a request that was allowed.
@@ -70,17 +69,19 @@ impl Account {
             }
             // What this node has not reported yet was not spent by that request.
             (Settlement::Unused { tokens, of: Spender::Anywhere { .. }, .. }, None) => tokens,
-            (Settlement::Unused { tokens, .. }, from_us) => {
+            (Settlement::Unused { tokens, of, .. }, from_us) => {
+                let decided = if of == Spender::Here { Some(decided) } else { None };
                 self.refund(tokens, decided, from_us, now)
             }
         }
     }
 
-    /// Gives tokens back. Those that no report has charged are only outstanding; others were charged at `from_us` or later.
+    /// Gives tokens back of a request that this node `decided` then, or another one, perhaps. Those that no report has charged are
+    /// only outstanding; others were charged at `from_us` or later.
     fn refund(
         &mut self,
         tokens: u32,
-        decided: Timestamp,
+        decided: Option<Timestamp>,
         from_us: Option<i64>,
         now: Timestamp,
     ) -> u32 {
@@ -89,14 +90,15 @@ impl Account {
         // Whose tokens they are does not matter, if they are of one window. A log returns tokens by their age: what was spent
         // later is not given back in place of what was spent first.
         let is_one_window = from_us.is_some() && self.scale.curve != Curve::SlidingLog;
-        let is_same = decided > self.spending.reported || is_one_window;
+        let is_unreported = decided.is_some_and(|decided| decided > self.spending.reported);
+        let is_same = is_unreported || is_one_window;
         if is_same && self.policy.is_none() {
             let spent = left.min(unsent.spent);
             unsent.spent -= spent;
             unsent.spent_before = unsent.spent_before.min(unsent.spent);
             let forfeited = spent.saturating_mul(self.scale.token);
             let forfeited = self.lease.forfeited.saturating_add(forfeited);
-            self.lease.forfeited = forfeited.min(OUTSTANDING_MAX);
+            self.lease.forfeited = forfeited.min(OWN_UNITS_MAX);
             let debt = (left - spent).min(unsent.debt);
             unsent.debt -= debt;
             left -= spent + debt;
@@ -120,7 +122,7 @@ mod tests {
 
     use super::super::Cluster;
     use super::*;
-    use crate::algorithm::FixedWindow;
+    use crate::algorithm::{FixedWindow, SlidingLog};
     use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table};
     use crate::limit::Limit;
 
@@ -131,14 +133,23 @@ mod tests {
     /// A reservation of a window that has ended took 30 tokens of the present one off the report, and they were spent twice.
     #[test]
     fn tokens_of_an_ended_window_that_another_node_spent_are_not_taken_off_this_nodes_report() {
-        let limit = Limit::new("x", FixedWindow::per_second(1000)).credit(10);
-        let terms = limit.validate_hybrid(1).unwrap();
+        let (mut account, terms) = spender(Limit::new("x", FixedWindow::per_second(1000)));
+        let of = Spender::Anywhere { before_us: 5_000_000 };
+        let unused = Settlement::Unused { tokens: 40, sure: true, of };
+        assert_eq!(account.settle(unused, at(3_000), None, at(3_000), &terms), 40);
+        account.collect(at(4_000), true);
+        assert_eq!(account.spending.tokens(), 10, "they are still to be reported");
+    }
+
+    /// The account of a key of which ten tokens were spent, and are not reported.
+    fn spender(limit: Limit) -> (Account, Terms) {
+        let terms = limit.credit(10).validate_hybrid(1).unwrap();
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
         let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(10)));
         let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
         let key = b"key"[..].into();
-        let mut account = Account::new(bucket, key, 0, cluster, &terms, at(1_000));
+        let account = Account::new(bucket, key, 0, cluster, &terms, at(1_000));
         let ask = Ask {
             cost: 10,
             scale: terms.scale,
@@ -147,10 +158,18 @@ mod tests {
             can_wait: false,
         };
         assert!(account.bucket.decide(ask, at(2_000)).is_allowed());
-        let of = Spender::Anywhere { before_us: 5_000_000 };
+        (account, terms)
+    }
+
+    /// What was spent last was given back in place of what was spent first, which left soon: more was admitted within the log's time.
+    #[test]
+    fn tokens_of_a_log_that_another_node_spent_are_not_taken_off_this_nodes_report() {
+        let (mut account, terms) = spender(Limit::new("x", SlidingLog::per_minute(1000)));
+        let of = Spender::Anywhere { before_us: 58_000_000 };
         let unused = Settlement::Unused { tokens: 40, sure: true, of };
-        assert_eq!(account.settle(unused, at(3_000), None, at(3_000), &terms), 40);
+        assert_eq!(account.settle(unused, at(3_000), Some(1), at(3_000), &terms), 0);
         account.collect(at(4_000), true);
-        assert_eq!(account.spending.tokens(), 10, "they are still to be reported");
+        let unsent = account.spending.unsent;
+        assert_eq!((account.spending.tokens(), unsent.refunded), (10, 40));
     }
 }

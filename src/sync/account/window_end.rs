@@ -163,6 +163,27 @@ mod tests {
         }
     }
 
+    /// In units that are coarse beside its rate the node believed it full half a day later than the store did.
+    #[test]
+    fn key_with_a_rate_that_is_rounded_is_full_when_it_is_in_the_store() {
+        let limit = Limit::new("x", Quota::per_second(1000)).credit(0);
+        let present = limit.validate_hybrid(1).unwrap();
+        let quota = Quota::per_day(150);
+        let given = limit.by_override(quota, true).unwrap();
+        let terms = given.in_units_of(given.validate_hybrid(1).unwrap(), &present).unwrap();
+        assert_eq!((terms.scale.token, terms.scale.rate), (present.scale.token, 1));
+        let mut open = account_of(&terms);
+        let entry = report(&mut open, &terms, 2_000);
+        open.end_report();
+        open.install(&Given::default(), &entry, at(2_000), at(2_000), &terms);
+        let day_us = 86_400_000_000;
+        for (us, part) in [(day_us / 2, 49..=51), (day_us + 3_000, 100..=100)] {
+            let claim = report(&mut open, &terms, us).claim.unwrap();
+            open.end_report();
+            assert!(part.contains(&(100 * claim / terms.stored_scale.burst)), "{us}: {claim}");
+        }
+    }
+
     fn report(account: &mut Account, terms: &Terms, us: u64) -> Entry {
         account.report(&"x".into(), terms, at(us), false)
     }

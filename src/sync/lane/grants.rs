@@ -108,7 +108,7 @@ impl Lane {
             if given.withheld != Withheld::Nothing && recovering_until > now {
                 account.report_by(recovering_until);
             }
-            account.end_resets(recovering_until.max(now));
+            account.end_resets(recovering_until > now, recovering_until.max(now));
             if leaving {
                 account.report_at(now);
             }

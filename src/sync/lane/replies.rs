@@ -39,6 +39,7 @@ impl Lane {
         match &reply.verdict {
             BatchVerdict::Applied(grants) => {
                 self.incarnation = Some(reply.incarnation);
+                self.has_left = flight.request.knowledge.leaving;
                 self.take_counts(reply, wait_us > 0, now, context);
                 for (index, grant) in grants.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
