@@ -8,6 +8,7 @@ mod parts;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -211,6 +212,21 @@ fn socket_is_listened_at_in_place_of_one_left_behind_and_goes_with_the_service()
     let said = refusal(&["--http", &address]);
     assert!(said.contains("in use"), "{said}");
     assert_eq!(fs::read_to_string(&socket).unwrap(), "mine");
+}
+
+/// Connecting takes permission to write, which the usual umask keeps from all other users.
+#[test]
+fn sockets_can_be_used_by_all_users_whom_their_folder_lets_in() {
+    let folder = folder("unix-mode");
+    let sockets = ["http.sock", "grpc.sock"].map(|name| folder.join(name));
+    // One of them is in place of one that nobody listens at any more.
+    drop(std::os::unix::net::UnixListener::bind(&sockets[0]).unwrap());
+    let [http, grpc] = sockets.each_ref().map(|socket| format!("unix:{}", socket.display()));
+    let _server = Server::start_at_both(&http, &grpc, Some(&file("unix-mode", LIMITS)));
+    for socket in &sockets {
+        let mode = fs::symlink_metadata(socket).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o777, "{}: {mode:o}", socket.display());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

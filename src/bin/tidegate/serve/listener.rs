@@ -15,7 +15,8 @@ use axum::{Extension, Router};
 use axum_server::accept::{Accept, DefaultAcceptor, NoDelayAcceptor};
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use axum_server::{Address, Control, Handle, Server};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig as TlsConfig, WebPkiClientVerifier};
@@ -134,15 +135,25 @@ impl Listener {
 
 /// A socket at this path, in place of one that a process left behind which has ended.
 async fn bind_unix(path: &Path) -> io::Result<Listener> {
-    let listener = match UnixListener::bind(path) {
+    let listener = match bind_for_all(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_behind(path).await => {
             std::fs::remove_file(path)?;
-            UnixListener::bind(path)?
+            bind_for_all(path)?
         }
         bound => bound?,
     };
     let file = SocketFile { path: path.to_owned(), identity: SocketFile::identity(path) };
     Ok(Listener::Unix(listener, file))
+}
+
+/// A socket that all users can connect to whom its folder lets in: that takes permission to write, which the umask would keep from
+/// others. It has its mode from the beginning: one that is set afterwards by its path could be set on another file that somebody
+/// has put there. The umask is that of the whole process, which makes no other file while it begins.
+fn bind_for_all(path: &Path) -> io::Result<UnixListener> {
+    let before = umask(Mode::empty());
+    let bound = UnixListener::bind(path);
+    umask(before);
+    bound
 }
 
 /// Whether nobody listens at a socket. One that does not answer in time has a listener that is busy.
