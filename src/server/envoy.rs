@@ -17,6 +17,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response as GrpcResponse, Status, async_trait};
 use tonic_health::server::{HealthReporter, health_reporter};
 
+use super::ending_calls::EndingCalls;
 use super::extract::Body;
 use super::problem::{BODY_BYTES_MAX, Problem};
 use super::reflection;
@@ -85,12 +86,15 @@ pub(super) fn grpc(running: &Arc<Running>) -> Router {
     let service = RateLimitServiceServer::new(Envoy(running.clone()))
         .max_decoding_message_size(BODY_BYTES_MAX);
     let health = health.max_decoding_message_size(BODY_BYTES_MAX);
+    let health = EndingCalls::new(health, running);
     let mut routes = Routes::new(service).add_service(health);
     match (reflection::builder().build_v1(), reflection::builder().build_v1alpha()) {
         (Ok(newer), Ok(older)) => {
+            let newer = newer.max_decoding_message_size(BODY_BYTES_MAX);
+            let older = older.max_decoding_message_size(BODY_BYTES_MAX);
             routes = routes
-                .add_service(newer.max_decoding_message_size(BODY_BYTES_MAX))
-                .add_service(older.max_decoding_message_size(BODY_BYTES_MAX));
+                .add_service(EndingCalls::new(newer, running))
+                .add_service(EndingCalls::new(older, running));
         }
         (Err(error), _) | (_, Err(error)) => {
             tracing::error!("the service does not say over gRPC what it has: {error}");

@@ -33,6 +33,7 @@ use crate::limiter::Limiter;
 mod access_log;
 mod check;
 mod client_limit;
+mod ending_calls;
 mod envoy;
 mod extract;
 mod keys;
@@ -95,7 +96,7 @@ impl Service {
     }
 
     /// From now on the service says that it is not ready: call it when it is told to end, so that no more is sent to it. What
-    /// comes is decided all the same.
+    /// comes is decided all the same. Calls of the health service and of reflection that are still open a second later end.
     pub fn announce_end(&self) {
         self.0.announce_end();
     }
@@ -114,7 +115,7 @@ impl Service {
         let _ = self.0.unfinished.subscribe().wait_for(|unfinished| *unfinished == 0).await;
     }
 
-    /// What answers requests over gRPC: Envoy's rate limit service, version 3, and the health service. Serve it with HTTP/2.
+    /// What answers requests over gRPC: Envoy's rate limit service, version 3, the health service and reflection. Serve it with HTTP/2.
     ///
     /// # Panics
     ///
