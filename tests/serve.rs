@@ -5,6 +5,7 @@
 
 mod parts;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -230,15 +231,20 @@ fn pages_show_limits_health_and_metrics() {
     });
 }
 
-/// Each page of docs/SERVICE.md under /v1 is described, and nothing else.
-#[tokio::test]
-async fn description_has_the_pages_and_the_token() {
+/// What `GET /v1/openapi.json` says.
+async fn description() -> Value {
     let config = Config::from_toml("[limits.a]\nquota = \"5/s\"").unwrap();
     let limiter = config.builder().build().unwrap();
     let router = Service::new(config, limiter).unwrap().router();
     let request = Request::builder().uri("/v1/openapi.json").body(Body::empty()).unwrap();
     let body = router.oneshot(request).await.unwrap().into_body().collect().await.unwrap();
-    let described: Value = serde_json::from_slice(&body.to_bytes()).unwrap();
+    serde_json::from_slice(&body.to_bytes()).unwrap()
+}
+
+/// Each page of docs/SERVICE.md under /v1 is described, and nothing else.
+#[tokio::test]
+async fn description_has_the_pages_and_the_token() {
+    let described = description().await;
     let mut pages: Vec<String> = Vec::new();
     for (path, methods) in described["paths"].as_object().unwrap() {
         for (method, page) in methods.as_object().unwrap() {
@@ -267,6 +273,26 @@ async fn description_has_the_pages_and_the_token() {
     expected.extend(of_records.map(|page| format!("POST /v1/{page} with the token")));
     expected.sort();
     assert_eq!(pages, expected);
+}
+
+/// Two of them were `list`, of which generators of clients make one function.
+#[tokio::test]
+async fn each_operation_of_the_description_has_an_id_of_its_own_and_links_name_those() {
+    let described = description().await;
+    let pages = described["paths"].as_object().unwrap().values();
+    let operations: Vec<&Value> = pages.flat_map(|it| it.as_object().unwrap().values()).collect();
+    let ids = operations.iter().map(|operation| operation["operationId"].as_str().unwrap());
+    let each: BTreeSet<&str> = ids.collect();
+    assert_eq!(each.len(), operations.len(), "{each:?}");
+    let mut linked = 0;
+    for operation in operations {
+        let Some(links) = operation["responses"]["200"]["links"].as_object() else { continue };
+        for link in links.values() {
+            assert!(each.contains(link["operationId"].as_str().unwrap()), "{link}");
+            linked += 1;
+        }
+    }
+    assert_eq!(linked, 3);
 }
 
 #[test]

@@ -79,6 +79,7 @@ impl KeyState {
 #[utoipa::path(
     get,
     path = "/v1/limits/{limit}/keys",
+    operation_id = "show_key",
     params(("limit" = String, Path, description = "The limit's name."), KeyQuery),
     security(("token" = [])),
     responses(
@@ -102,6 +103,7 @@ pub(super) async fn show(
 #[utoipa::path(
     delete,
     path = "/v1/limits/{limit}/keys",
+    operation_id = "reset_key",
     params(("limit" = String, Path, description = "The limit's name."), ResetQuery),
     security(("token" = [])),
     responses(

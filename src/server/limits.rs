@@ -64,7 +64,12 @@ impl Shown {
 }
 
 /// The limits in force.
-#[utoipa::path(get, path = "/v1/limits", responses((status = 200, body = Vec<Shown>)))]
+#[utoipa::path(
+    get,
+    path = "/v1/limits",
+    operation_id = "list_limits",
+    responses((status = 200, body = Vec<Shown>)),
+)]
 pub(super) async fn list(State(running): State<Arc<Running>>) -> Json<Vec<Shown>> {
     let shown = |limit: &Limit| {
         // A limit that was removed this moment has the mode that it is configured with.

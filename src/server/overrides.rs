@@ -104,6 +104,7 @@ fn overrides(running: &Running, limit: &str) -> Result<Overrides, Problem> {
 #[utoipa::path(
     put,
     path = "/v1/limits/{limit}/overrides",
+    operation_id = "set_override",
     params(("limit" = String, Path, description = "The limit's name."), KeysQuery),
     request_body = SetBody,
     security(("token" = [])),
@@ -139,6 +140,7 @@ pub(super) async fn set(
 #[utoipa::path(
     delete,
     path = "/v1/limits/{limit}/overrides",
+    operation_id = "remove_override",
     params(("limit" = String, Path, description = "The limit's name."), KeysQuery),
     security(("token" = [])),
     responses(
@@ -158,6 +160,7 @@ pub(super) async fn remove(
 #[utoipa::path(
     put,
     path = "/v1/limits/{limit}/switch",
+    operation_id = "switch_limit",
     params(("limit" = String, Path, description = "The limit's name.")),
     request_body = SwitchBody,
     security(("token" = [])),
@@ -181,6 +184,7 @@ pub(super) async fn switch(
 #[utoipa::path(
     delete,
     path = "/v1/limits/{limit}/switch",
+    operation_id = "switch_limit_back",
     params(("limit" = String, Path, description = "The limit's name.")),
     security(("token" = [])),
     responses(

@@ -311,7 +311,12 @@ pub(super) async fn release(
 }
 
 /// The concurrency limits.
-#[utoipa::path(get, path = "/v1/concurrency", responses((status = 200, body = Vec<Shown>)))]
+#[utoipa::path(
+    get,
+    path = "/v1/concurrency",
+    operation_id = "list_concurrency_limits",
+    responses((status = 200, body = Vec<Shown>)),
+)]
 pub(super) async fn list(State(running): State<Arc<Running>>) -> Json<Vec<Shown>> {
     let shown = |limit: ConcurrencyLimit| Shown {
         name: limit.name().to_owned(),
