@@ -196,8 +196,8 @@ async fn permits_of_a_limit_that_processes_do_not_share_are_held_and_end_there()
     }
 }
 
-#[tokio::test]
-async fn nothing_is_acquired_where_the_store_does_not_keep_it_and_nothing_stays_taken() {
+/// A service, and its store that a test scripts. Their clock goes as the real one does, or more slowly.
+fn scripted() -> (Service, ScriptedStore) {
     let clock = ManualClock::new();
     let store = ScriptedStore::new(&clock);
     let ticking = clock.clone();
@@ -210,7 +210,30 @@ async fn nothing_is_acquired_where_the_store_does_not_keep_it_and_nothing_stays_
     let text = format!("{LIMITS}[store]\nmemory = true\n");
     let config = Config::from_toml(&text).unwrap();
     let limiter = config.builder().store(store.clone()).clock(&clock).build().unwrap();
-    let service = Service::new(config, limiter).unwrap();
+    (Service::new(config, limiter).unwrap(), store)
+}
+
+/// It was told that it is denied.
+#[tokio::test]
+async fn caller_who_waits_while_the_store_is_away_is_not_said_to_be_denied() {
+    let (service, store) = scripted();
+    let waits = |limit: &str| json!({"limit": limit, "key": "k", "wait_ms": 200});
+    for limit in ["jobs", "alone"] {
+        let held = acquire(&service, &json!({"limit": limit, "key": "k", "cost": 2})).await;
+        assert!(!held["permit"].is_null(), "{held}");
+        assert_eq!(acquire(&service, &waits(limit)).await["permit"], Value::Null);
+    }
+    store.set_away(true);
+    let away = ask(&service, "POST /v1/acquire", waits("jobs")).await;
+    assert_eq!(away.status, 503, "{}", away.body);
+    let detail = away.body["detail"].as_str().unwrap();
+    assert!(detail.contains("the store does not answer"), "{detail}");
+    assert_eq!(acquire(&service, &waits("alone")).await["permit"], Value::Null);
+}
+
+#[tokio::test]
+async fn nothing_is_acquired_where_the_store_does_not_keep_it_and_nothing_stays_taken() {
+    let (service, store) = scripted();
     store.set_round_trip(Duration::from_millis(40));
     let both = json!({"limit": "jobs", "key": "k", "cost": 2});
     for fault in [Fault::RequestLost, Fault::ReplyLost] {

@@ -444,10 +444,12 @@ impl Permits {
         for caller in over {
             let PermitTerms { name, max, .. } = &self.terms;
             let (limit, max) = (name.clone(), *max);
+            // Without the store's word nobody knows whether one was free.
+            let is_known =
+                !self.terms.is_shared || !self.outage.is_on_policy() && state.is_answered(caller);
             let error = match caller.ask.within_us.map(Duration::from_micros) {
-                _ if self.outage.is_on_policy() => AcquireError::StoreAway { limit },
-                Some(within) => AcquireError::TimedOut { limit, max, within },
-                None => AcquireError::StoreAway { limit },
+                Some(within) if is_known => AcquireError::TimedOut { limit, max, within },
+                _ => AcquireError::StoreAway { limit },
             };
             self.refuse(key, caller, error);
         }

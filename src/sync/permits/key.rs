@@ -46,6 +46,8 @@ pub(super) struct KeyPermits {
     pub(super) has_news: bool,
     /// The store keeps a place for this node in the line of nodes.
     pub(super) is_in_line: bool,
+    /// The last caller for whom a message asked that the store has answered.
+    answered_ticket: u64,
     /// Permits to give back, as they come free, and from when on.
     give: (u32, Timestamp),
     /// When to ask again, and when to renew.
@@ -69,6 +71,7 @@ impl Default for KeyPermits {
             to_hand_over: Vec::new(),
             has_news: false,
             is_in_line: false,
+            answered_ticket: 0,
             give: (0, Timestamp::ZERO),
             poll_at: Timestamp::ZERO,
             renew_at: Timestamp::NEVER,
@@ -106,6 +109,7 @@ impl KeyPermits {
         let PermitMessage { in_use, want, waits, .. } = flight.message;
         (self.allowed, self.held_by_all) = (reply.held.clamp(in_use, want), reply.held_by_all);
         self.is_in_line = waits && reply.held < want;
+        self.answered_ticket = self.answered_ticket.max(flight.last_ticket);
         self.leased_until = flight.sent.plus_micros(LEASE_US - MARGIN_US);
         self.give = (reply.give, now.plus_micros(reply.give_in_us));
         self.backoff.succeeded();
@@ -145,6 +149,12 @@ impl KeyPermits {
     /// Whether the store has been asked for such a caller, or will be with the next poll.
     pub(super) fn is_asked_for(&self, ask: PermitAsk) -> bool {
         ask.within_us.is_some() && self.is_in_line
+    }
+
+    /// Whether the store has said of a caller's wait that there are too few: it has answered what was sent since the caller came,
+    /// or what was sent last, and is to be asked again later.
+    pub(super) fn is_answered(&self, caller: Caller) -> bool {
+        caller.ticket <= self.answered_ticket || self.is_in_line
     }
 
     fn has_waiting(&self) -> bool {

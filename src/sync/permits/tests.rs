@@ -43,7 +43,11 @@ struct Alone {
     now: Timestamp,
     /// Why messages come to nothing, if they do.
     failure: Option<StoreError>,
+    /// Other nodes hold all permits that this one does not.
+    is_full: bool,
     messages: u32,
+    /// What callers were told since they were asked about last.
+    outcomes: Vec<Result<(), AcquireError>>,
 }
 
 impl Alone {
@@ -51,7 +55,9 @@ impl Alone {
     fn cut_off(max_keys: usize) -> Self {
         let limit = Concurrency::new("x", 10).outage(OutagePolicy::Open);
         let permits = Permits::new(limit.validate(false, 16, max_keys).unwrap(), 1);
-        Self { permits, now: Timestamp::ZERO, failure: Some(UNREACHABLE), messages: 0 }
+        let failure = Some(UNREACHABLE);
+        let (now, outcomes) = (Timestamp::ZERO, Vec::new());
+        Self { permits, now, failure, is_full: false, messages: 0, outcomes }
     }
 
     /// Whether a caller gets a permit of `key` before the store has said anything.
@@ -69,14 +75,36 @@ impl Alone {
         self.answer();
     }
 
+    /// Somebody begins to wait for a permit of `key`.
+    fn begin_to_wait(&mut self, key: &[u8], millis: u64) {
+        let ask = PermitAsk { cost: 1, within_us: Some(1000 * millis) };
+        self.permits.acquire(&PermitKey::from(key), ask, self.now).unwrap();
+        self.answer();
+    }
+
+    /// What somebody is told who waits for a permit of `key` for so long in vain.
+    fn told_after(&mut self, key: &[u8], millis: u64) -> AcquireError {
+        self.outcomes.clear();
+        self.begin_to_wait(key, millis);
+        self.pass(self.now.plus_micros(1000 * millis));
+        self.outcomes.remove(0).unwrap_err()
+    }
+
     /// The store answers what was sent.
     fn answer(&mut self) {
         while let Some(output) = self.permits.poll_output() {
-            let PermitOutput::Send { key, message } = output else { continue };
+            let (key, message) = match output {
+                PermitOutput::Send { key, message } => (key, message),
+                PermitOutput::Decided { outcome, .. } => {
+                    self.outcomes.push(outcome);
+                    continue;
+                }
+                PermitOutput::Outage(_) | PermitOutput::HandedOver { .. } => continue,
+            };
             self.messages += 1;
-            let PermitMessage { sequence, want, .. } = message;
+            let PermitMessage { sequence, in_use, want, .. } = message;
             let reply = PermitReply {
-                held: want,
+                held: if self.is_full { in_use } else { want },
                 held_by_all: want,
                 give: 0,
                 give_in_us: 0,
@@ -183,4 +211,36 @@ fn store_that_has_another_programs_value_is_there_and_is_not_asked_for_ever() {
     node.pass(at(10_000));
     assert!(!node.is_on_policy() && node.permits.is_empty());
     assert_eq!(node.permits.poll_timeout(), Timestamp::NEVER);
+}
+
+/// It was told that none came free, as if the store had said so.
+#[test]
+fn caller_who_waits_is_told_that_the_store_is_away_if_it_answers_nothing_meanwhile() {
+    let away = AcquireError::StoreAway { limit: "x".into() };
+    let timed_out = |millis| {
+        let within = Duration::from_millis(millis);
+        AcquireError::TimedOut { limit: "x".into(), max: 10, within }
+    };
+    let mut node = Alone::cut_off(10);
+    assert_eq!(node.told_after(b"a", 100), away);
+    assert!(!node.is_on_policy(), "it is too early for that");
+    (node.failure, node.is_full) = (None, true);
+    node.pass(at(2000));
+    assert_eq!(node.told_after(b"a", 100), timed_out(100));
+    // Another caller waits, and the store has said that there is none: until it is asked again that holds for all.
+    node.begin_to_wait(b"a", 10_000);
+    assert_eq!(node.told_after(b"a", 1), timed_out(1));
+    node.failure = Some(UNREACHABLE);
+    assert_eq!(node.told_after(b"a", 100), away);
+    assert!(!node.is_on_policy());
+}
+
+#[test]
+fn caller_who_waits_for_a_permit_of_this_node_alone_is_told_that_none_came_free() {
+    let limit = Concurrency::new("x", 1).validate(true, 1, 10).unwrap();
+    let mut node = Alone { permits: Permits::new(limit, 1), ..Alone::cut_off(10) };
+    assert!(node.gets_at_once(b"a"));
+    let within = Duration::from_millis(10);
+    let timed_out = AcquireError::TimedOut { limit: "x".into(), max: 1, within };
+    assert_eq!(node.told_after(b"a", 10), timed_out);
 }
