@@ -600,7 +600,7 @@ impl Driver {
     /// Decisions with the state that their limit is in.
     fn with_state(&self, mut event: Event) -> Event {
         if let Event::Decisions { limit, is_shadow, is_removed, .. } = &mut event {
-            let named = self.node.limits.all().find(|other| other.name == *limit);
+            let named = self.node.limits.ever_named(limit);
             *is_shadow = named.is_some_and(|named| named.overrides.switch() == Switch::Shadow);
             *is_removed = named.is_some_and(|named| named.is_removed());
         }

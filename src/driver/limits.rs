@@ -1,6 +1,7 @@
 //! The limits of a node: those that it was built with, and those that updates add.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use super::clock::TimeSource;
 use super::definition::LimitParts;
@@ -16,6 +17,8 @@ const ADDED_MAX: usize = 1000;
 #[derive(Debug)]
 pub(crate) struct Limits {
     places: Box<[OnceLock<Arc<LimitState>>]>,
+    /// The number of each name, which a removed limit keeps. Each name is in it after its place was filled.
+    numbers: RwLock<HashMap<Arc<str>, u32>>,
     /// All tables hash alike, so that a request of several limits hashes its key once.
     seeds: HashSeeds,
 }
@@ -23,7 +26,8 @@ pub(crate) struct Limits {
 impl Limits {
     /// Places for `count` limits and for those that are added.
     pub(super) fn new(count: usize, seeds: HashSeeds) -> Self {
-        Self { places: (0..count + ADDED_MAX).map(|_| OnceLock::new()).collect(), seeds }
+        let places = (0..count + ADDED_MAX).map(|_| OnceLock::new()).collect();
+        Self { places, numbers: RwLock::default(), seeds }
     }
 
     /// Room for so many limits.
@@ -52,7 +56,8 @@ impl Limits {
     ///
     /// [`ConfigError::UnknownLimit`] tells the names that there are.
     pub(crate) fn named(&self, name: &str) -> Result<&Arc<LimitState>, ConfigError> {
-        self.present().find(|limit| &*limit.name == name).ok_or_else(|| ConfigError::UnknownLimit {
+        let present = self.ever_named(name).filter(|limit| !limit.is_removed());
+        present.ok_or_else(|| ConfigError::UnknownLimit {
             name: name.to_owned(),
             known: self.names().join(", "),
         })
@@ -65,7 +70,8 @@ impl Limits {
 
     /// The limit of this name, removed or not.
     pub(crate) fn ever_named(&self, name: &str) -> Option<&Arc<LimitState>> {
-        self.all().find(|limit| &*limit.name == name)
+        let numbers = self.numbers.read().unwrap_or_else(PoisonError::into_inner);
+        self.get(*numbers.get(name)?)
     }
 
     /// The limit of this number, if there is one.
@@ -106,9 +112,43 @@ impl Limits {
 
     /// Adds limits that were made. One caller at a time.
     pub(crate) fn add(&self, limits: Vec<LimitState>) {
+        let mut numbers = self.numbers.write().unwrap_or_else(PoisonError::into_inner);
         for limit in limits {
-            let place = &self.places[limit.index as usize];
-            place.get_or_init(|| Arc::new(limit));
+            let (name, index) = (limit.name.clone(), limit.index);
+            self.places[index as usize].get_or_init(|| Arc::new(limit));
+            numbers.insert(name, index);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::manual::ManualClock;
+    use crate::limit::{Limit, NodeTerms};
+    use crate::quota::Quota;
+
+    #[test]
+    fn limit_is_found_by_its_name_from_when_it_is_added_and_a_removed_one_where_those_count() {
+        let time = TimeSource::Manual(ManualClock::new());
+        let (budget, limits) = (Arc::new(KeyBudget::new(100, 2)), Limits::new(2, [1, 2]));
+        let node_terms = NodeTerms { has_store: false, max_nodes: None, uncounted: 1 };
+        let add = |names: &[&str]| {
+            let added: Vec<Limit> =
+                names.iter().map(|name| Limit::new(*name, Quota::per_second(1))).collect();
+            let parts = |limit| LimitParts::new(limit, node_terms, None).unwrap();
+            let parts: Vec<LimitParts<'_>> = added.iter().map(parts).collect();
+            limits.add(limits.make(&parts, &budget, &time).unwrap());
+        };
+        let number = |name: &str| limits.named(name).ok().map(|limit| limit.index);
+        add(&["a", "b"]);
+        assert_eq!(["a", "b", "c"].map(number), [Some(0), Some(1), None]);
+        add(&["c"]);
+        limits.get(1).unwrap().set_removed(true);
+        assert_eq!(["a", "b", "c"].map(number), [Some(0), None, Some(2)]);
+        let known = "a, c".to_owned();
+        let unknown = ConfigError::UnknownLimit { name: "b".to_owned(), known };
+        assert_eq!(limits.named("b").err(), Some(unknown));
+        assert_eq!(limits.ever_named("b").map(|limit| limit.index), Some(1));
     }
 }

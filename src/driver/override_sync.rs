@@ -347,9 +347,7 @@ impl<'a> Changes<'a> {
     /// are others' business.
     fn make(&self, name: &[u8], value: &[u8], until: Timestamp) -> bool {
         let Some((limit, subject, setting)) = read_record(name, value) else { return false };
-        let Some(limit) = self.limits.all().find(|other| *other.name == *limit) else {
-            return true;
-        };
+        let Some(limit) = self.limits.ever_named(limit) else { return true };
         // A key is also known hashed.
         let hashed = match &subject {
             Subject::Key(name) => self.secret.hashed_name(name).map(|name| Box::from(&name[..])),

@@ -110,9 +110,10 @@ impl Limiter {
     /// The names of the limits of an update, each once.
     fn names_of_update<'a>(&self, limits: &'a [Limit]) -> Result<HashSet<&'a str>, ConfigError> {
         let permits = &self.shared.node.permits.limits;
+        let of_permits: HashSet<&str> = permits.iter().map(|permits| permits.name()).collect();
         let mut names = HashSet::new();
         for name in limits.iter().map(Limit::name) {
-            if !names.insert(name) || permits.iter().any(|permits| *permits.name() == *name) {
+            if !names.insert(name) || of_permits.contains(name) {
                 return Err(ConfigError::DuplicateLimit(name.to_owned()));
             }
         }

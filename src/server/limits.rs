@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::running::Running;
 use crate::algorithm::Rule;
 use crate::limit::{Limit, Mode};
+use crate::limiter::AsyncLimit;
 use crate::quota::Quota;
 
 #[derive(Serialize, ToSchema)]
@@ -71,10 +72,11 @@ impl Shown {
     responses((status = 200, body = Vec<Shown>)),
 )]
 pub(super) async fn list(State(running): State<Arc<Running>>) -> Json<Vec<Shown>> {
+    let in_force = running.in_force.load();
     let shown = |limit: &Limit| {
-        // A limit that was removed this moment has the mode that it is configured with.
-        let mode = running.limiter.async_limit(limit.name()).map_or(limit.mode, |it| it.mode());
+        // The limits in force have all of their configuration.
+        let mode = in_force.limit(limit.name()).map_or(limit.mode, AsyncLimit::mode);
         Shown::new(limit, mode)
     };
-    Json(running.in_force.load().config.limits().iter().map(shown).collect())
+    Json(in_force.config.limits().iter().map(shown).collect())
 }

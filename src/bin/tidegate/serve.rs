@@ -248,53 +248,64 @@ impl Source {
                 told = hangup.recv() => told.is_some(),
             };
             if let Some((certificates, files)) = certificates.as_ref().filter(|_| is_told) {
-                let renewed = listener::renew(certificates, files);
-                let result = if renewed.is_ok() { "taken" } else { "refused" };
-                metrics::counter!(CERTIFICATE_RELOADS, "result" => result).increment(1);
-                match renewed {
-                    Ok(()) => tracing::info!("certificates were read anew"),
-                    Err(error) => tracing::error!("the certificates before stay in force: {error}"),
-                }
+                renew(certificates, files);
             }
             let text = text_of(&self.file);
             // A file that is being written differs from look to look.
             let has_settled = text != self.text && text == before;
             if is_told || has_settled {
                 self.text.clone_from(&text);
-                self.reload(&service);
+                let (file, service) = (self.file.clone(), service.clone());
+                // With many limits it takes a while, and requests are answered meanwhile.
+                let reloading = tokio::task::spawn_blocking(move || reload(&file, &service));
+                if let Err(error) = reloading.await {
+                    tracing::error!("the file was not read anew: {error}");
+                }
             }
             before = text;
         }
     }
+}
 
-    fn reload(&self, service: &Service) {
-        let file = self.file.display();
-        let refused = match Config::load(&self.file) {
-            Ok(config) => {
-                for warning in config.warnings() {
-                    tracing::warn!("{warning}");
-                }
-                service.reload(config).err().map(|error| vec![error.to_string()])
+/// Takes the certificates that the files have now.
+fn renew(certificates: &RustlsConfig, files: &TlsFiles) {
+    let renewed = listener::renew(certificates, files);
+    let result = if renewed.is_ok() { "taken" } else { "refused" };
+    metrics::counter!(CERTIFICATE_RELOADS, "result" => result).increment(1);
+    match renewed {
+        Ok(()) => tracing::info!("certificates were read anew"),
+        Err(error) => tracing::error!("the certificates before stay in force: {error}"),
+    }
+}
+
+/// Brings what the file has now into force, or says what is wrong with it.
+fn reload(file: &Path, service: &Service) {
+    let refused = match Config::load(file) {
+        Ok(config) => {
+            for warning in config.warnings() {
+                tracing::warn!("{warning}");
             }
-            Err(error @ ConfigFileError::Mistakes { .. }) => {
-                Some(error.mistakes().iter().map(ToString::to_string).collect())
-            }
-            Err(error) => Some(vec![error.to_string()]),
-        };
-        let result = if refused.is_some() { "refused" } else { "taken" };
-        metrics::counter!(RELOADS, "result" => result).increment(1);
-        if service.has_ratelimit_metrics() {
-            let name = if refused.is_some() { CONFIG_LOAD_ERROR } else { CONFIG_LOAD_SUCCESS };
-            metrics::counter!(name).increment(1);
+            service.reload(config).err().map(|error| vec![error.to_string()])
         }
-        match refused {
-            None => tracing::info!("{file}: its limits are in force"),
-            Some(reasons) => {
-                for reason in reasons {
-                    tracing::error!(
-                        "{file}: all stays as it was, the limits before in force: {reason}"
-                    );
-                }
+        Err(error @ ConfigFileError::Mistakes { .. }) => {
+            Some(error.mistakes().iter().map(ToString::to_string).collect())
+        }
+        Err(error) => Some(vec![error.to_string()]),
+    };
+    let result = if refused.is_some() { "refused" } else { "taken" };
+    metrics::counter!(RELOADS, "result" => result).increment(1);
+    if service.has_ratelimit_metrics() {
+        let name = if refused.is_some() { CONFIG_LOAD_ERROR } else { CONFIG_LOAD_SUCCESS };
+        metrics::counter!(name).increment(1);
+    }
+    let file = file.display();
+    match refused {
+        None => tracing::info!("{file}: its limits are in force"),
+        Some(reasons) => {
+            for reason in reasons {
+                tracing::error!(
+                    "{file}: all stays as it was, the limits before in force: {reason}"
+                );
             }
         }
     }
