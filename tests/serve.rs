@@ -349,6 +349,24 @@ fn changed_file_comes_into_force_and_a_broken_one_does_not() {
     }
 }
 
+/// The looks that were missed came one right after the other, and two of them saw the same half.
+#[test]
+fn half_of_a_file_that_is_written_when_a_stall_ends_is_not_taken_for_all_of_it() {
+    let path = file("stall", LIMITS);
+    let server = Server::start(Some(&path));
+    server.signal("STOP");
+    fs::write(&path, "[limits.api]\nquota = ").unwrap();
+    // This is the stall: several looks are missed.
+    std::thread::sleep(Duration::from_secs(3));
+    server.signal("CONT");
+    for _ in 0..10 {
+        assert_eq!(reloads(&server, "refused"), 0, "somebody still writes");
+    }
+    fs::write(&path, LIMITS.replace("\"5/d\"", "\"8/d\"")).unwrap();
+    server.wait_until("taken", |server| reloads(server, "taken") == 1);
+    assert_eq!(reloads(&server, "refused"), 0);
+}
+
 /// A changed password is a changed store, though nobody is shown it.
 #[test]
 fn file_with_another_password_of_the_store_is_refused() {

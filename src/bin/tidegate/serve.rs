@@ -34,7 +34,7 @@ const CONFIG_LOAD_ERROR: &str = "ratelimit_service_config_load_error";
 const RESPONSE_TIMES: &str = "ratelimit_service_response_time_seconds";
 const RESPONSE_TIME_BOUNDS: [f64; 12] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0];
-/// How often the file is looked at.
+/// The pause between two looks at the file.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often metrics that nobody reads are tidied.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
@@ -240,11 +240,11 @@ impl Source {
                 metrics::counter!(CERTIFICATE_RELOADS, "result" => result).increment(0);
             }
         }
-        let mut looks = tokio::time::interval(LOOK_INTERVAL);
         let mut before = self.text.clone();
         loop {
+            // The pause follows the look before, however late that was: it is what shows whether somebody still writes.
             let is_told = tokio::select! {
-                _ = looks.tick() => false,
+                () = tokio::time::sleep(LOOK_INTERVAL) => false,
                 told = hangup.recv() => told.is_some(),
             };
             if let Some((certificates, files)) = certificates.as_ref().filter(|_| is_told) {
