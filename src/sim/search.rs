@@ -375,6 +375,7 @@ fn first_credit_comes_back_once_where_memory_is_lost_again_and_again() {
             case.faults.push(Planned { at_us, fault: Fault::StoreForgets });
             at_us += scaled(&mut rng, 0.05e6, 7e6) as u64;
         }
+        case.faults.retain(|planned| planned.at_us < case.until_us);
         case
     });
 }
