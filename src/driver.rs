@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -276,6 +275,7 @@ impl Driver {
         let mut flush_at = self.now().plus_micros(FLUSH_US);
         let mut evictor = Evictor::new();
         let (mut ran, mut held_up_us) = (self.now(), [0; 2]);
+        let mut stalls = self.node.time.stalls();
         self.engine.handle(self.now(), Input::Timeout);
         loop {
             let now = self.now();
@@ -284,7 +284,7 @@ impl Driver {
             if now >= flush_at {
                 flush_at = now.plus_micros(FLUSH_US);
                 // The ticker may tell a little later than this loop went on.
-                self.take_stall(held_up_us[0].max(held_up_us[1]));
+                self.tell_stalls(&mut stalls, held_up_us[0].max(held_up_us[1]));
                 held_up_us = [0, held_up_us[0]];
                 self.flush();
             }
@@ -505,7 +505,7 @@ impl Driver {
     fn tell(&mut self, waiting: &mut Vec<Command>, now: Timestamp, idle: bool, exact: &ExactCalls) {
         let alone = self.store.is_none();
         let ready = alone || self.engine.is_ready(now) && self.overrides.has_heard();
-        let left = alone || self.engine.has_reported_all() && exact.has_settled_all();
+        let left = alone || self.engine.has_reported_all() && exact.has_no_corrections();
         let settled = idle && exact.is_idle() && self.overrides.is_idle() && self.due_at() > now;
         let fulfilled = |waiter: &Command| match waiter.wish {
             Wish::Ready => ready,
@@ -526,10 +526,9 @@ impl Driver {
         }
     }
 
-    /// Tells of a stall of the cached clock; this loop did nothing for `held_up_us` at the longest of late.
-    fn take_stall(&mut self, held_up_us: u64) {
-        let stall = self.node.time.take_stall();
-        if stall > Duration::ZERO {
+    /// Tells of stalls of the cached clock since there had been `seen`; this loop did nothing for `held_up_us` at the longest of late.
+    fn tell_stalls(&mut self, seen: &mut u64, held_up_us: u64) {
+        for stall in self.node.time.stalls_since(seen) {
             self.engine.clock_stalled(micros(stall), held_up_us);
             self.publish(&Event::ClockStalled { stall });
         }

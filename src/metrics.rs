@@ -9,6 +9,7 @@ use metrics::{
 
 use crate::bound::Excess;
 use crate::driver::{Limits, Listener, NodeState, PermitKeys};
+use crate::error::StoreError;
 use crate::overrides::Switch;
 use crate::sync::Event;
 
@@ -263,8 +264,11 @@ fn record(event: &Event, labels: &Labels) {
         Event::Synced { keys, took, error, .. } => {
             let outcome = if error.is_none() { "ok" } else { "error" };
             counter!(SYNCS, with(labels, "outcome", outcome)).increment(1);
-            counter!(KEYS_SYNCED, labels.clone()).increment(*keys as u64);
-            histogram!(SYNC_SECONDS, labels.clone()).record(took.as_secs_f64());
+            // An attempt without an answer is made again, with the same keys.
+            if matches!(error, None | Some(StoreError::ClonedInstance)) {
+                counter!(KEYS_SYNCED, labels.clone()).increment(*keys as u64);
+                histogram!(SYNC_SECONDS, labels.clone()).record(took.as_secs_f64());
+            }
         }
         Event::State { keys, pending, leased_depth, nodes, lanes_down } => {
             gauge!(KEYS, labels.clone()).set(*keys as f64);

@@ -644,7 +644,7 @@ fn summary_is_short_and_json_names_its_schema() {
 #[test]
 fn odd_configuration_is_noted_and_an_ordinary_one_is_not() {
     let odd = run("simulate --nodes 20 --burst 100 --rate 100 --credit 2 --seconds 2");
-    let noted = "note: 20 nodes x a credit of 2 is 40% of the burst";
+    let noted = "note: the credit of 20 nodes is 40 tokens, 40% of the burst";
     assert!(text(&odd.stderr).contains(noted), "{}", text(&odd.stderr));
     assert_eq!(text(&run("simulate --seconds 2").stderr), "");
 }
@@ -776,7 +776,7 @@ fn notes_of_a_demo_are_about_the_credit_of_its_file() {
     let stderr = text_of_lines(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr:?}");
     let notes: Vec<&String> = stderr.iter().filter(|line| line.starts_with("note: ")).collect();
-    let of_loose = "note: 4 nodes x a credit of 5 is 40% of the burst: so much may be spent before the store is asked";
+    let of_loose = "note: the credit of 4 nodes is 20 tokens, 40% of the burst: so much may be spent before the store is asked";
     assert_eq!(notes, [of_loose]);
 }
 

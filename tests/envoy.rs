@@ -990,6 +990,74 @@ async fn costs_that_are_known_after_the_response_are_owed_where_the_descriptor_i
     }
 }
 
+/// A key that a node had never been asked for was over its limit as soon as another one was, with a day until its reset.
+#[tokio::test]
+async fn descriptor_that_is_not_charged_is_over_only_if_that_is_known() {
+    let toml = "[store]\nmemory = true\n[domains.d.a]\ndeny = true\n[domains.d.b]\nquota = \"100/d\"\n\
+                [domains.d.q]\nquota = \"10/s\"\nalgorithm = \"leaky-bucket\"\nmode = \"local\"\n\
+                [domains.d.l]\nquota = \"10/h\"\nmode = \"local\"\n";
+    let service = service(toml);
+    let (_, answer) = ask(&service, &body("d (a,x) & (b,new)")).await;
+    assert_eq!(shown(&answer), "OVER 0 & none", "{answer}");
+    let mut five_hits = body("d (a,x) & (q,new)");
+    five_hits["hitsAddend"] = json!(5);
+    let (_, answer) = ask(&service, &five_hits).await;
+    assert!(shown(&answer).starts_with("OVER 0 & OK"), "{answer}");
+    let mut many_hits = body("d (a,x) & (l,new)");
+    many_hits["hitsAddend"] = json!(10);
+    assert!(shown(&ask(&service, &many_hits).await.1).ends_with("& OK 10"));
+    assert_eq!(shown(&ask(&service, &body("d (l,new)")).await.1), "OK 9");
+    assert!(shown(&ask(&service, &many_hits).await.1).ends_with("& OVER 0"));
+}
+
+/// They told of a limit on trial, with fewer requests in all than were left.
+#[tokio::test]
+async fn limit_headers_tell_of_the_burst_and_of_no_limit_in_shadow_mode() {
+    let toml = "[domains.d.c]\nquota = \"10/min\"\nburst = 100\n\
+                [domains.d.trial]\nquota = \"1/h\"\nswitch = \"shadow\"\n[server]\nlimit_headers = true\n";
+    let service = service(toml);
+    for left in ["99", "98"] {
+        let (_, answer) = ask(&service, &body("d (c,x) & (trial,x)")).await;
+        let headers = answer["responseHeadersToAdd"].as_array().unwrap();
+        let told: Vec<&str> =
+            headers.iter().map(|header| header["value"].as_str().unwrap()).take(2).collect();
+        assert_eq!(told, ["100", left], "{answer}");
+    }
+}
+
+/// Who had left while the key was looked at was not charged.
+#[tokio::test]
+async fn caller_who_leaves_is_charged_in_full_all_the_same() {
+    let toml = "[domains.d.c]\nquota = \"3/h\"\nmode = \"exact\"\ncharge = \"in-full\"\n";
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let config = Config::from_toml(toml).unwrap();
+    let limiter = config.builder().store(store.clone()).clock(&clock).build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    let of = |hits: u32| {
+        let mut body = body("d (c,x)");
+        body["descriptors"][0]["hitsAddend"] = json!(hits);
+        body
+    };
+    store.set_round_trip(Duration::from_millis(20));
+    let two_hits = of(2);
+    let mut left = Box::pin(ask(&service, &two_hits));
+    for _ in 0..20 {
+        tokio::select! {
+            biased;
+            answer = &mut left => panic!("{answer:?}"),
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    drop(left);
+    store.set_round_trip(Duration::ZERO);
+    for _ in 0..20 {
+        clock.advance(Duration::from_millis(5));
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(shown(&ask(&service, &of(0)).await.1), "OK 1");
+}
+
 /// Its hits beyond the limit kept the other one from being charged.
 #[tokio::test]
 async fn exact_shadow_limit_that_is_charged_in_full_keeps_no_other_from_being_charged() {
@@ -1207,6 +1275,11 @@ async fn deadline_of_a_request_is_that_of_all_its_exact_limits_together() {
     let response = service("10s").grpc().oneshot(hurried(keys, "1S")).await.unwrap();
     to_bytes(response.into_body(), usize::MAX).await.unwrap();
     assert!(asked.elapsed() < most, "{:?}", asked.elapsed());
+    // And for 300 ms, before the deadline.
+    let asked = Instant::now();
+    let response = service("300ms").grpc().oneshot(hurried(keys, "9S")).await.unwrap();
+    to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    assert!(asked.elapsed() < Duration::from_millis(1200), "{:?}", asked.elapsed());
     let asked = Instant::now();
     let call = body("d (a,x) & (b,x) & (c,x) & (d,x) & (e,x) & (f,x)");
     assert_eq!(ask(&service("1s"), &call).await.0, 200);

@@ -322,7 +322,7 @@ async fn local_limits_never_ask_the_store() {
     }
 }
 
-/// It asked once a millisecond.
+/// A caller asked once a millisecond.
 #[tokio::test]
 async fn caller_in_line_asks_seldom_while_nobody_is_sure() {
     let denied = Arc::new(AtomicU64::new(0));
@@ -359,6 +359,32 @@ async fn caller_in_line_asks_seldom_while_nobody_is_sure() {
     }
     let denied = denied.load(Ordering::Relaxed);
     assert!((100..=250).contains(&denied), "{denied} times in ten seconds");
+}
+
+/// The least pause after an unsure answer was longer than the caller had, and it was denied though a token came before.
+#[tokio::test]
+async fn caller_who_has_little_time_waits_for_a_token_of_the_outage_policy() {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let limit = Limit::new("api", Quota::per_second(400));
+    let builder = Limiter::builder().limit(limit).store(store.clone()).clock(&clock).max_nodes(4);
+    let limiter = builder.build().unwrap();
+    let pass = async |times: u32| {
+        for _ in 0..times {
+            clock.advance(millis(10));
+            limiter.settle().await;
+        }
+    };
+    pass(200).await;
+    let api = limiter.limit("api").unwrap();
+    while api.check("user").is_allowed() {}
+    store.set_away(true);
+    for _ in 0..50 {
+        pass(10).await;
+        while api.check("user").is_allowed() {}
+    }
+    let decision = passing(&clock, api.until_ready("user", millis(45))).await;
+    assert!(decision.is_allowed() && !decision.is_sure(), "{decision:?}");
 }
 
 /// Waits for an answer, and lets time pass meanwhile.
@@ -416,7 +442,7 @@ async fn node_that_comes_after_an_orderly_stop_waits_for_nobody_in_any_lane() {
 
 /// It ended while the store was still to be told of tokens that exact limits had charged, or were given back.
 #[tokio::test]
-async fn shutdown_waits_until_the_store_has_been_told_what_was_settled_of_exact_limits() {
+async fn shutdown_waits_for_the_late_charge_of_an_exact_limit() {
     let clock = ManualClock::new();
     let store = ScriptedStore::new(&clock);
     let limit = Limit::new("api", Quota::per_hour(100)).exact();

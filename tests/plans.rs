@@ -505,6 +505,7 @@ fn no_wait_and_no_queue_allows_more_than_the_keys_own_plan_holds() {
             assert!(scheduled.is_denied(), "{limit:?}: {cost}");
             let waited = cluster.wait_by(SECOND, api.until_ready_n("key", cost, HOUR)).unwrap();
             assert!(waited.is_denied(), "{limit:?}: {cost}");
+            assert!(waited.retry_after() >= denied.retry_after(), "{limit:?}: {cost}");
         }
         assert!(cluster.wait(api.check_sure("key")).is_allowed(), "{limit:?}: nothing was taken");
         let again: Vec<bool> =

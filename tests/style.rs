@@ -156,7 +156,7 @@ fn comments_blank_lines_and_tests_are_no_code() {
     assert_eq!(code_lines(text), 2);
 }
 
-/// Of a text that names tests as `beginning_...`, and after them their file: those that no file has.
+/// The tests that a text names as `beginning_...` and that are not in the file named after them.
 fn promised_tests_that_are_missing(text: &str) -> Vec<String> {
     let (mut names, mut missing) = (Vec::new(), Vec::new());
     for quoted in text.split('`').skip(1).step_by(2) {
@@ -172,10 +172,11 @@ fn promised_tests_that_are_missing(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn each_promise_has_its_test() {
+fn tests_that_promises_name_are_in_their_files() {
     let promises = text(&root().join("docs/PROMISES.md"));
     let (_, table) = promises.split_once("| promise | test |").expect("there is a table");
     assert_eq!(promised_tests_that_are_missing(table), Vec::<String>::new());
+    // Tests of another file: this one has their names as literals.
     let wrong = "`no_such_test_...` and `no_module_names_...` in `tests/layers.rs`; `lost_...`";
     assert_eq!(promised_tests_that_are_missing(wrong), ["fn no_such_test_", "fn lost_"]);
 }

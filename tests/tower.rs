@@ -205,6 +205,28 @@ async fn refusal_releases_inner_permit() {
     assert!(ready.is_ok(), "the permit was given back");
 }
 
+/// Requests of one key that were held had all of the inner service's permits.
+#[tokio::test]
+async fn request_that_is_held_keeps_nothing_that_the_inner_service_has_reserved() {
+    let queue = LeakyBucket::per_hour(1).queue(Duration::from_secs(7200));
+    let limiter = Limiter::builder().limit(Limit::new("api", queue)).clock(&ManualClock::new());
+    let limit = limiter.build().unwrap().limit("api").unwrap();
+    let inner =
+        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) });
+    let one_at_a_time = tower::limit::GlobalConcurrencyLimitLayer::new(1);
+    let service =
+        RateLimitLayer::new(RateLimit::new(by_header(&limit))).layer(one_at_a_time.layer(inner));
+    let (mut first, mut second) = (service.clone(), service);
+    let answer = first.ready().await.unwrap().call(with_key("a")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    let mut held = Box::pin(first.ready().await.unwrap().call(with_key("a")));
+    let waited = tokio::time::timeout(Duration::from_millis(50), &mut held).await;
+    assert!(waited.is_err(), "it is held");
+    let ready = tokio::time::timeout(Duration::from_secs(5), second.ready()).await;
+    let answer = ready.expect("the permit is free").unwrap().call(with_key("b")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+}
+
 #[tokio::test]
 async fn request_without_a_key_is_refused_shared_or_unlimited() {
     let [limit, shared, refused, unlimited] = limits([1, 1, 1, 1]);

@@ -113,13 +113,13 @@ impl TurnRule {
         cost.saturating_mul(self.scale().token as u64)
     }
 
-    /// The most units of one request: no wait lets a key have more at once than its burst, nor slots of more than the longest
-    /// wait. A limit may admit a higher cost to keys of another plan.
+    /// The most units that one request can be allowed: a full bucket, or slots as long as the longest wait. A limit checks costs
+    /// against its largest plan; this is of the key's own.
     #[inline(always)]
-    pub(crate) fn cost_units_max(&self) -> u64 {
+    pub(crate) fn max_request_units(&self) -> u64 {
         match self {
             Self::TokenBucket(scale) => scale.burst as u64,
-            // A token of a share may take longer.
+            // One token of an outage share can be longer than that.
             Self::LeakyBucket { scale, .. } => {
                 WITHIN_MAX_US.saturating_mul(scale.rate as u64).max(scale.token as u64)
             }
@@ -148,8 +148,13 @@ impl TurnRule {
         within_us: u64,
     ) -> (Option<u64>, Turn) {
         let (ahead, cost) = (state.saturating_sub(now), u64::from(cost));
-        let (delay, max_delay) = (self.delay(ahead, cost), self.max_delay(within_us));
-        if delay > max_delay || self.units_of(cost) > self.cost_units_max() {
+        let (delay, mut max_delay) = (self.delay(ahead, cost), self.max_delay(within_us));
+        let is_possible = self.units_of(cost) <= self.max_request_units();
+        if delay > max_delay || !is_possible {
+            if !is_possible && matches!(self, Self::TokenBucket(_)) {
+                // No wait was long enough.
+                max_delay = 0;
+            }
             return (None, Turn { ahead, delay: 0, max_delay });
         }
         let ahead = ahead + self.units_of(cost);

@@ -1,5 +1,7 @@
 //! The tables `[concurrency.<name>]`.
 
+#[cfg(feature = "server")]
+use super::domains::REQUEST_LIMITS;
 use super::fields::{CONCURRENCY, Fields};
 use super::reading::Reading;
 use crate::error::ConfigError;
@@ -17,7 +19,12 @@ pub(super) fn read(root: &Fields<'_>, limits: &[Limit], reading: &mut Reading) -
     }
     let mut all = Vec::new();
     for (name, fields) in tables {
-        if limits.iter().any(|limit| limit.name() == name) {
+        // A reload can add domains, which have a limit of this name.
+        #[cfg(feature = "server")]
+        let is_of_requests = name == REQUEST_LIMITS;
+        #[cfg(not(feature = "server"))]
+        let is_of_requests = false;
+        if is_of_requests || limits.iter().any(|limit| limit.name() == name) {
             let remedy = "is the name of a limit too: choose another";
             reading.mistake(&fields.place_of_name(name), remedy);
         }

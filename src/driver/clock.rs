@@ -8,6 +8,7 @@
     reason = "this and the counter read clocks; this sleeps and owns the ticker thread"
 )]
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,6 +20,8 @@ use crate::time::{Clock, Now, Timestamp, micros};
 
 /// How often the cached clock is set.
 const TICKER_PERIOD: Duration = Duration::from_millis(1);
+/// So many stalls are remembered: more than come between two looks of a driver.
+const STALLS_MAX: usize = 1024;
 /// The longest stall of the ticker that leases allow for.
 pub(crate) const STALL_MAX: Duration = Duration::from_millis(20);
 
@@ -32,8 +35,10 @@ pub(crate) fn system_now() -> Timestamp {
 pub(crate) struct Ticker {
     clock: Clock,
     counter: Option<Counter>,
-    /// The longest stall since it was last asked for.
-    stall_us: AtomicU64,
+    /// How many stalls there were beyond what leases allow for.
+    stalls: AtomicU64,
+    /// How long the last of them were, in microseconds.
+    last_stalls_us: Mutex<VecDeque<u64>>,
 }
 
 static TICKER: Mutex<Weak<Ticker>> = Mutex::new(Weak::new());
@@ -47,15 +52,41 @@ impl Ticker {
         }
         let (clock, counter) = (Clock::new(), Counter::new());
         clock.set(system_now());
-        let ticker = Arc::new(Self { clock, counter, stall_us: AtomicU64::new(0) });
+        let ticker = Arc::new(Self::new(clock, counter));
         let weak = Arc::downgrade(&ticker);
         std::thread::Builder::new().name("tidegate-clock".to_owned()).spawn(move || tick(&weak))?;
         *shared = Arc::downgrade(&ticker);
         Ok(ticker)
     }
 
+    fn new(clock: Clock, counter: Option<Counter>) -> Self {
+        Self { clock, counter, stalls: AtomicU64::new(0), last_stalls_us: Mutex::default() }
+    }
+
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Notes that the cached clock stood still for so long.
+    fn note_stall(&self, stall_us: u64) {
+        let mut last = self.last_stalls_us.lock().unwrap_or_else(PoisonError::into_inner);
+        last.push_back(stall_us);
+        if last.len() > STALLS_MAX {
+            last.pop_front();
+        }
+        self.stalls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How long each stall was since there had been `seen` of them.
+    fn stalls_since(&self, seen: &mut u64) -> Vec<Duration> {
+        if self.stalls.load(Ordering::Relaxed) == *seen {
+            return Vec::new();
+        }
+        let last = self.last_stalls_us.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.stalls.load(Ordering::Relaxed);
+        let known = last.len() as u64 - all.saturating_sub(*seen).min(last.len() as u64);
+        *seen = all;
+        last.iter().skip(known as usize).copied().map(Duration::from_micros).collect()
     }
 
     /// The time now, where the cached clock shows this.
@@ -70,7 +101,7 @@ fn tick(ticker: &Weak<Ticker>) {
         let now = system_now();
         let stall_us = now.micros_since(ticker.clock.now());
         if stall_us > STALL_MAX.as_micros() as u64 {
-            ticker.stall_us.fetch_max(stall_us, Ordering::Relaxed);
+            ticker.note_stall(stall_us);
         }
         // Before the cached clock, so that no reading is taken for one of this tick that is by the last one.
         if let Some(counter) = &ticker.counter {
@@ -146,14 +177,21 @@ impl TimeSource {
         }
     }
 
-    /// The longest stall of the cached clock beyond what leases allow for, since the last call.
-    pub(crate) fn take_stall(&self) -> Duration {
+    /// How many stalls of the cached clock there were, beyond what leases allow for.
+    pub(crate) fn stalls(&self) -> u64 {
         match self {
-            Self::System(ticker) => {
-                Duration::from_micros(ticker.stall_us.swap(0, Ordering::Relaxed))
-            }
+            Self::System(ticker) => ticker.stalls.load(Ordering::Relaxed),
             #[cfg(any(test, feature = "testing"))]
-            Self::Manual(_) => Duration::ZERO,
+            Self::Manual(_) => 0,
+        }
+    }
+
+    /// How long each of them was since there had been `seen`, which is brought up to date. All drivers of the process are told.
+    pub(crate) fn stalls_since(&self, seen: &mut u64) -> Vec<Duration> {
+        match self {
+            Self::System(ticker) => ticker.stalls_since(seen),
+            #[cfg(any(test, feature = "testing"))]
+            Self::Manual(_) => Vec::new(),
         }
     }
 }
@@ -172,6 +210,21 @@ impl Now for (Timestamp, &TimeSource) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The first limiter that asked was told of the longest stall, and the others of none.
+    #[test]
+    fn each_driver_is_told_of_each_stall_once() {
+        let ticker = Ticker::new(Clock::new(), None);
+        let micros = |stalls: Vec<Duration>| stalls.into_iter().map(micros).collect::<Vec<_>>();
+        ticker.note_stall(30_000);
+        let (mut one, mut other) = (0, 0);
+        assert_eq!(micros(ticker.stalls_since(&mut one)), [30_000]);
+        ticker.note_stall(70_000);
+        ticker.note_stall(40_000);
+        assert_eq!(micros(ticker.stalls_since(&mut other)), [30_000, 70_000, 40_000]);
+        assert_eq!(micros(ticker.stalls_since(&mut one)), [70_000, 40_000]);
+        assert!(ticker.stalls_since(&mut one).is_empty());
+    }
 
     #[test]
     fn the_time_that_decisions_ask_for_is_the_systems_to_a_few_microseconds() {

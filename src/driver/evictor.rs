@@ -46,7 +46,7 @@ impl Evictor {
         if now < self.next {
             return 0;
         }
-        let mut evicted = 0;
+        let (mut evicted, mut has_searched) = (0, false);
         self.is_filling = false;
         for limit in limits.all() {
             let free = limit.free_64ths();
@@ -58,9 +58,12 @@ impl Evictor {
                 SEEN_ONCE_BELOW..FULL_BELOW => Evictable::Full,
                 _ => continue,
             };
+            has_searched = true;
             evicted += limit.evict(PLACES, now, what);
         }
-        self.fruitless = if evicted > 0 { 0 } else { self.fruitless + PLACES as usize };
+        // Where there is room, nothing was looked for, and nothing is known of what a search would find.
+        let is_fruitless = has_searched && evicted == 0;
+        self.fruitless = if is_fruitless { self.fruitless + PLACES as usize } else { 0 };
         self.gap_us = match evicted {
             _ if self.fruitless >= max_keys => (self.gap_us * 2).clamp(GAP_US, GAP_MAX_US),
             _ if evicted * 4 > PLACES as usize => 0,
@@ -68,5 +71,45 @@ impl Evictor {
         };
         self.next = now.plus_micros(self.gap_us);
         evicted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::bucket::{KeyBudget, NewKey, Room};
+    use crate::driver::clock::TimeSource;
+    use crate::driver::definition::LimitParts;
+    use crate::driver::manual::ManualClock;
+    use crate::driver::{AloneBuckets, Buckets};
+    use crate::limit::{Limit, NodeTerms};
+    use crate::quota::Quota;
+
+    /// A node that had been quiet searched once in five seconds, and new keys had no room meanwhile.
+    #[test]
+    fn node_that_had_room_for_long_makes_room_at_once_when_keys_come() {
+        const KEYS: usize = 1000;
+        let time = TimeSource::Manual(ManualClock::new());
+        let (budget, limits) = (Arc::new(KeyBudget::new(KEYS, 1)), Limits::new(1, [1, 2]));
+        let node_terms = NodeTerms { has_store: false, max_nodes: None, uncounted: 1 };
+        let limit = Limit::new("x", Quota::per_second(100));
+        let parts = LimitParts::new(&limit, node_terms, None).unwrap();
+        limits.add(limits.make(&[parts], &budget, &time).unwrap());
+        let mut evictor = Evictor::new();
+        let mut now = Timestamp::from_micros(10_000_000);
+        for _ in 0..800 {
+            now = now.plus_micros(GAP_US);
+            assert_eq!(evictor.look(&limits, KEYS, now), 0);
+        }
+        let Buckets::Alone(AloneBuckets::Turns(local)) = &limits.get(0).unwrap().buckets else {
+            panic!("a token bucket without a store")
+        };
+        for key in 0..KEYS as u32 - 50 {
+            let new = NewKey { first_credit: 0, plan: NewKey::NO_PLAN };
+            let _ = local.table.find_or_insert(&key.to_le_bytes(), new, Room::Any);
+        }
+        assert!(evictor.look(&limits, KEYS, now.plus_micros(GAP_US)) > 0);
     }
 }

@@ -47,8 +47,8 @@ struct Begun {
     at: Timestamp,
     /// Tokens that go back by it.
     returns: u32,
-    /// Nobody waits for its answer: it charges, or gives back, what was decided before.
-    settles: bool,
+    /// It charges or gives back after a decision; no caller waits for its answer.
+    is_correction: bool,
 }
 
 /// What a call that ended changes for its limit.
@@ -89,8 +89,8 @@ impl ExactCalls {
             let error = StoreError::Server(format!("{CALLS_MAX} decisions are under way"));
             return Err(outage.refused(error, now));
         }
-        let settles = request.deed != Deed::Ask;
-        let begun = Begun { limit, at: now, returns: request.returns(), settles };
+        let is_correction = request.deed != Deed::Ask;
+        let begun = Begun { limit, at: now, returns: request.returns(), is_correction };
         let (store, time) = (store.clone(), time.clone());
         let call = self.calls.spawn(async move {
             let reply = tokio::select! {
@@ -114,9 +114,9 @@ impl ExactCalls {
         self.calls.is_empty()
     }
 
-    /// Whether the store has been told all that was settled.
-    pub(super) fn has_settled_all(&self) -> bool {
-        self.begun.values().all(|call| !call.settles)
+    /// Whether no call is under way that charges or gives back after a decision. One that failed does not count.
+    pub(super) fn has_no_corrections(&self) -> bool {
+        self.begun.values().all(|call| !call.is_correction)
     }
 
     /// The next call that ends; `None` while none is under way.

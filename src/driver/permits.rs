@@ -367,6 +367,7 @@ impl PermitTask {
 
     /// Tells the store what was given back last: nobody holds or waits for anything any more.
     pub(super) async fn end(&mut self) {
+        self.tell();
         let Some(store) = self.store.clone() else { return };
         let (permits, time) = (self.permits.clone(), self.time.clone());
         let until = time.now().plus_micros(micros(store.timeout()));

@@ -240,13 +240,14 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
     let _ = headers.try_insert(name, value);
 }
 
-/// The limit that will deny first: of those that denied, the one that denies longest; or else the one with the
-/// smallest part of its burst left.
+/// The limit that will deny first: of those that denied, the one that denies longest; or else the one with the fewest such
+/// requests left, and of several the one that is full again last.
 fn tightest<'a>(reports: &'a [LimitReport<'_>]) -> Option<&'a Decision> {
-    let left = |decision: &Decision| decision.remaining() as f64 / decision.burst().max(1) as f64;
+    let left = |decision: &Decision| decision.remaining() / u64::from(decision.cost().max(1));
     reports.iter().map(|report| &report.decision).min_by(|a, b| {
         let later_first = b.retry_after().cmp(&a.retry_after());
-        later_first.then_with(|| left(a).total_cmp(&left(b)))
+        let fewer_first = later_first.then_with(|| left(a).cmp(&left(b)));
+        fewer_first.then_with(|| b.reset_after().cmp(&a.reset_after()))
     })
 }
 
@@ -372,6 +373,24 @@ mod tests {
         assert_eq!(written(HeaderStyle::x_ratelimit(Reset::Seconds)), trio("x-ratelimit-", "40"));
         let later = trio("x-ratelimit-", "1700000041");
         assert_eq!(written(HeaderStyle::x_ratelimit(Reset::Timestamp)), later);
+    }
+
+    /// The part of the burst that is left told of the day's limit, of which 399 were left.
+    #[test]
+    fn older_styles_name_the_limit_with_the_fewest_requests_left() {
+        let limiter = Limiter::builder()
+            .limit(Limit::new("second", Quota::per_second(10)))
+            .limit(Limit::new("day", Quota::per_day(1000)))
+            .build()
+            .unwrap();
+        let [second, day] = ["second", "day"].map(|name| limiter.limit(name).unwrap());
+        let spent = day.check_n("a", 600).unwrap();
+        assert!(spent.is_allowed());
+        let reports = [second.check("a"), day.check("a")].map(LimitReport::from);
+        let mut headers = HeaderMap::new();
+        HeaderStyle::x_ratelimit(Reset::Seconds).write(&reports, &mut headers);
+        let told = ["x-ratelimit-limit", "x-ratelimit-remaining"].map(|name| &headers[name]);
+        assert_eq!(told, ["10", "9"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! A tower layer: refused requests do not reach the service.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -250,9 +251,9 @@ impl<S, B> RateLimitService<S, B> {
         B: 'static,
     {
         let shared = self.layer.shared.clone();
-        // The instance that was found ready is the one to call.
-        let clone = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, clone);
+        // What the inner service has reserved is for others while this request waits. A clone has reserved nothing.
+        let mut inner = self.inner.clone();
+        self.inner = inner.clone();
         async move {
             let (parts, body) = request.into_parts();
             let head = Head::from(&parts);
@@ -260,6 +261,7 @@ impl<S, B> RateLimitService<S, B> {
             if let Some(refusal) = &evaluation.refusal {
                 return Ok(shared.refuse(refusal, &head, &evaluation));
             }
+            poll_fn(|context| inner.poll_ready(context)).await?;
             let mut response = inner.call(Request::from_parts(parts, body)).await?;
             let mut values = shared.rate_limit.settle(evaluation, &ResponseHead::of(&response));
             values.write(response.headers_mut());

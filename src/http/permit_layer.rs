@@ -1,7 +1,8 @@
 //! A tower layer that holds a permit while a request is under way: until the body of its response has ended.
 
 use std::fmt;
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -160,17 +161,35 @@ where
     }
 
     fn call(&mut self, request: Request<R>) -> Self::Future {
-        // The instance that was found ready is the one to call.
-        let clone = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, clone);
+        // The instance that was found ready is the one to call, if the request has not to wait.
+        let mut unready = self.inner.clone();
+        let mut ready = Some(std::mem::replace(&mut self.inner, unready.clone()));
         let layer = self.layer.clone();
         Box::pin(async move {
             let (parts, body) = request.into_parts();
-            let permit = match layer.permit(&Head::from(&parts)).await {
+            let head = Head::from(&parts);
+            let permit = {
+                let mut permit = pin!(layer.permit(&head));
+                match poll_fn(|context| Poll::Ready(permit.as_mut().poll(context))).await {
+                    Poll::Ready(permit) => permit,
+                    Poll::Pending => {
+                        // What the inner service has reserved is for others meanwhile.
+                        ready = None;
+                        permit.await
+                    }
+                }
+            };
+            let permit = match permit {
                 Ok(permit) => permit,
                 Err(status) => {
                     return Ok(refused(status).map(|inner| PermitBody { inner, permit: None }));
                 }
+            };
+            let mut inner = if let Some(ready) = ready {
+                ready
+            } else {
+                poll_fn(|context| unready.poll_ready(context)).await?;
+                unready
             };
             let response = inner.call(Request::from_parts(parts, body)).await?;
             Ok(response.map(|inner| PermitBody { inner, permit: Some(permit) }))

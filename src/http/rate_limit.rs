@@ -127,14 +127,16 @@ impl RateLimit {
         self.headers != HeaderStyle::none()
     }
 
-    /// The header fields of a response, by what the limits said. Clients are not to keep a limit that is in shadow mode.
+    /// The header fields of a response, by what the limits said. Limits in shadow mode are left out, so that clients do not slow down
+    /// for them.
     pub(super) fn header_values(&self, decisions: &[Decision]) -> HeaderValues {
-        let active = self.limits.iter().map(|limit| &limit.limit);
+        let limits = self.limits.iter().map(|limit| &limit.limit);
         let in_shadow: SmallVec<[&str; 1]> =
-            active.filter(|limit| limit.is_shadow()).map(ActiveLimit::name).collect();
-        let told = decisions.iter().filter(|decision| !in_shadow.contains(&decision.limit_name()));
+            limits.filter(|limit| limit.is_shadow()).map(ActiveLimit::name).collect();
+        let enforced =
+            decisions.iter().filter(|decision| !in_shadow.contains(&decision.limit_name()));
         let reports: SmallVec<[LimitReport<'_>; 1]> =
-            told.copied().map(LimitReport::from).collect();
+            enforced.copied().map(LimitReport::from).collect();
         let policy = match &*reports {
             [report] if self.limits.len() == 1 => Some(self.policy_of(report)),
             _ => None,

@@ -135,8 +135,8 @@ impl ConcurrencyLimit {
     /// # Errors
     ///
     /// [`AcquireError::TimedOut`] if none came free in time; [`AcquireError::StoreAway`] if the outage policy is in force by then, or
-    /// the store has answered nothing that it was asked meanwhile; [`AcquireError::TooManyWaiting`] if enough callers wait already; [`AcquireError::TooManyKeys`] and
-    /// [`AcquireError::Ended`] as [`acquire`](Self::acquire).
+    /// the store has not said since the caller came, nor in its latest reply, that none is free; [`AcquireError::TooManyWaiting`] if
+    /// enough callers wait already; [`AcquireError::TooManyKeys`] and [`AcquireError::Ended`] as [`acquire`](Self::acquire).
     pub async fn acquire_within<K: Key + ?Sized>(
         &self,
         key: &K,

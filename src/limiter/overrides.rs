@@ -276,7 +276,7 @@ impl ActiveLimit {
 
     fn after_rule_further(&self, name: &[u8], cost: u32, decision: Decision) -> Decision {
         if decision.is_override() {
-            // One that came while the caller waited.
+            // The override came while the caller waited.
             return decision;
         }
         match (self.is_shadow(), decision.is_denied()) {

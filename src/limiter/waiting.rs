@@ -90,8 +90,9 @@ impl ActiveLimit {
     /// If [`Limit::max_waiting`](crate::Limit::max_waiting) callers of the limit wait already, the request does not wait
     /// for tokens.
     ///
-    /// A caller in line learns within a second what else holds for the key by now: an [override](crate::Override), a
-    /// [switch](crate::Switch), a reset, another quota. Others keep what they were promised.
+    /// A caller in line follows within a second what else holds for the key by now: an [override](crate::Override), a
+    /// [switch](crate::Switch), another quota, and, unless the limit is exact, a reset on this node. Callers with promised tokens keep
+    /// them.
     ///
     /// On an exact limit it may take [`Limit::max_wait`](crate::Limit::max_wait) longer than `within`.
     ///
@@ -158,13 +159,14 @@ impl ActiveLimit {
         self.shared.waiting[self.state.index as usize].get_or_init(Box::default)
     }
 
-    /// Waits for what the limit's rule gives the key. In shadow mode nobody waits: a slot that is ahead is taken, and told.
+    /// Waits for what the limit's rule gives the key. In shadow mode it takes a slot ahead and returns at once.
     pub(super) async fn wait(&self, asked: LookedUp<'_>, cost: u32, within: Duration) -> Decision {
         let (limit, key) = (self.planned(asked), asked.name);
         if cost == 0 {
             return limit.decide_or_ask(Target::key(key), 0).await;
         }
         let is_shadow = self.is_shadow();
+        // In shadow mode nobody waits, so that no caller is one too many.
         let most = if is_shadow { u32::MAX } else { self.state.terms.max_waiting };
         let permit = self.waiting().enter(most);
         let within = if permit.is_some() { within } else { Duration::ZERO };
@@ -202,7 +204,11 @@ impl ActiveLimit {
         // It is pinned before the slot is taken, so that the slot is found again.
         let (handle, now) = (self.hold(key), self.precise_now());
         let of = (self.info, self.plan);
-        let answer = handle.target().ask_local(local, of, cost, micros(within), now);
+        // No more would wait at a time, where anybody does.
+        let most = local.rule_of(self.info).units_of(self.state.terms.max_waiting.into());
+        let most_us = if is_shadow { local.rule_of(self.info).micros(most) } else { u64::MAX };
+        let within_us = micros(within).min(most_us);
+        let answer = handle.target().ask_local(local, of, cost, within_us, now);
         let decision = self.local_decision(answer, cost, now);
         let delay = decision.delay();
         if delay > Duration::ZERO && !is_shadow {

@@ -76,9 +76,14 @@ const TIMESTAMP_MIN_MS: u64 = 1_000_000_000_000;
 impl RateLimitHints {
     /// Reads, in this order, `RateLimit` with `RateLimit-Policy` (the drafts from 08 on, or one field as draft
     /// 07 has it), the trio of draft 03, and the same as `X-RateLimit-*`, of which `Reset`
-    /// may be seconds or a time. `now` is for dates and times.
+    /// may be seconds or a time. Of a response that a cache has kept (`Age` above 0) these are not read. `now` is for dates and times.
     pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
         let now = response_date(headers).unwrap_or(now);
+        // What a cache kept tells of a time that is over.
+        let is_cached = text(headers, &header::AGE).and_then(whole).is_some_and(|age| age > 0);
+        if is_cached {
+            return Self { retry_after: retry_after(headers, now), allowance: None };
+        }
         let allowance = of_list(headers)
             .or_else(|| of_dictionary(headers))
             .or_else(|| TRIOS.iter().find_map(|trio| of_trio(headers, trio, now)));
@@ -251,6 +256,19 @@ mod tests {
             assert_eq!(after(none), None, "{none}");
         }
         assert_eq!(read(&[("retry-after", "1"), ("retry-after", "2")]).retry_after, None);
+    }
+
+    /// Each answer of a cache closed the pacer for a minute more, though the server had denied nothing.
+    #[test]
+    fn what_a_cache_has_kept_tells_nothing_of_the_limit_now() {
+        let draft = ("ratelimit", r#""api";r=0;t=60"#);
+        for age in ["1", "300"] {
+            let hints = read(&[("age", age), draft, ("retry-after", "5")]);
+            assert!(hints.allowance.is_none() && hints.retry_after == Some(Duration::from_secs(5)));
+        }
+        for fresh in [&[draft][..], &[("age", "0"), draft], &[("age", "soon"), draft]] {
+            assert!(read(fresh).allowance.is_some());
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::messages::{
     Answer, Code, CurrentLimit, Descriptor as Asked, Entry, Header, OwnLimit, RateLimitRequest,
-    Status, Unit,
+    Shadow, Status, Unit,
 };
 use super::metrics::{Counted, DescriptorMetrics};
 use crate::config::{
@@ -170,11 +170,6 @@ impl<'a> Limited<'a> {
     fn part(&self, cost: u32, patience: Patience) -> Part<'_> {
         let plain = self.plain.as_deref();
         Part { limit: &self.limit.0, key: &self.key, plain, cost, patience }
-    }
-
-    /// How the key stands; `None` if only the store knows.
-    fn look(&self) -> Option<Decision> {
-        self.part(0, Patience::None).look()
     }
 
     /// How a descriptor stands that charges nothing. A look is over the limit if the key is blocked, or if costs are owed and it
@@ -425,12 +420,18 @@ impl<'r, 'a> Charge<'r, 'a> {
         Self { limited, cost, is_possible, descriptors }
     }
 
-    /// Whether a look says that so much would be denied.
-    fn lacks(&self, look: Option<Decision>) -> bool {
-        look.is_some_and(|look| {
-            let is_free = look.took_nothing() && look.is_allowed();
-            !is_free && (look.is_denied() || look.remaining() < u64::from(self.cost))
-        })
+    /// How the key stands as far as this node knows, and whether it is over its limit for sure. Nothing is told of a key of which
+    /// the node has no view.
+    fn outcome_of_look(&self, look: Option<Decision>) -> Outcome {
+        let is_over = !self.is_possible || look.is_some_and(|it| it.is_denied() && it.is_sure());
+        let decision = look.filter(|it| it.is_sure() || it.view_age().is_some());
+        Outcome { is_over, is_charged: false, decision }
+    }
+
+    /// Whether by the store's word so much would be denied.
+    fn lacks(&self, look: Decision) -> bool {
+        let is_free = look.took_nothing() && look.is_allowed();
+        !is_free && (look.is_denied() || look.remaining() < u64::from(self.cost))
     }
 
     /// Writes how it ended into the statuses of its descriptors.
@@ -450,18 +451,19 @@ impl<'r, 'a> Charge<'r, 'a> {
 
     /// False if it is over its limit, by a look before it is charged. A limit in shadow mode keeps no other from being charged.
     async fn charge_unasked(&self, deadline: Option<Instant>, statuses: &mut [Status]) -> bool {
-        let decision = Some(self.limited.part(0, patience(deadline)).ask().await);
+        let owed = Owed(self);
+        let decision = self.limited.part(0, patience(deadline)).ask().await;
         let is_over = !self.is_possible || self.lacks(decision);
-        self.tell(Outcome { is_over, is_charged: !is_over, decision }, statuses);
-        self.charge_in_full();
+        self.tell(Outcome { is_over, is_charged: !is_over, decision: Some(decision) }, statuses);
+        drop(owed);
         statuses[self.limited.place].code == Code::Ok
     }
 
     /// Charges what its limit did not allow, if it is charged in any case.
     fn charge_rest(&self, statuses: &[Status]) {
         let Limited { place, charge, .. } = self.limited;
-        let Status { is_charged, is_shadow_denied, .. } = statuses[*place];
-        if *charge == ChargeRule::InFull && (!is_charged || is_shadow_denied) {
+        let Status { is_charged, shadow, .. } = statuses[*place];
+        if *charge == ChargeRule::InFull && (!is_charged || shadow == Shadow::Denied) {
             self.charge_in_full();
         }
     }
@@ -469,6 +471,15 @@ impl<'r, 'a> Charge<'r, 'a> {
     fn charge_in_full(&self) {
         let Limited { limit, key, plain, .. } = self.limited;
         limit.charge_in_full(key, plain.as_deref(), self.cost);
+    }
+}
+
+/// A charge that is made once this is dropped: also if the caller leaves before.
+struct Owed<'c, 'r, 'a>(&'c Charge<'r, 'a>);
+
+impl Drop for Owed<'_, '_, '_> {
+    fn drop(&mut self) {
+        self.0.charge_in_full();
     }
 }
 
@@ -485,10 +496,9 @@ async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec
     let Rulings { mut statuses, limited } = rulings;
     give_back(&limited)?;
     // All together wait no longer than one of them would.
-    let deadline = deadline.or_else(|| {
-        let max_wait = limited.iter().map(|limited| limited.limit.max_wait()).max()?;
-        Instant::now().checked_add(max_wait)
-    });
+    let max_wait = limited.iter().map(|limited| limited.limit.max_wait()).max();
+    let longest = max_wait.and_then(|max_wait| Instant::now().checked_add(max_wait));
+    let deadline = deadline.into_iter().chain(longest).min();
     for limited in limited.iter().filter(|limited| !limited.has_hits_to_charge()) {
         statuses[limited.place] = limited.status(deadline).await;
     }
@@ -574,9 +584,12 @@ async fn charge_all(
             true
         }
         Together::Denied(denied) => {
-            for (place, (charge, decision)) in charges.iter().zip(denied.looks).enumerate() {
-                let is_over = place == denied.by || charge.lacks(decision);
-                charge.tell(Outcome { is_over, is_charged: false, decision }, statuses);
+            for (place, (charge, look)) in charges.iter().zip(denied.looks).enumerate() {
+                let mut outcome = charge.outcome_of_look(look);
+                if place == denied.by {
+                    (outcome.is_over, outcome.decision) = (true, look);
+                }
+                charge.tell(outcome, statuses);
             }
             false
         }
@@ -587,10 +600,10 @@ async fn charge_all(
 fn tell_looks(charges: &[Charge<'_, '_>], statuses: &mut [Status]) -> bool {
     let mut fits = true;
     for charge in charges {
-        let decision = charge.limited.look();
-        let is_over = !charge.is_possible || charge.lacks(decision);
-        fits &= !is_over;
-        charge.tell(Outcome { is_over, is_charged: false, decision }, statuses);
+        let look = charge.limited.part(charge.cost, Patience::None).look();
+        let outcome = charge.outcome_of_look(look);
+        fits &= !outcome.is_over;
+        charge.tell(outcome, statuses);
     }
     fits
 }
@@ -599,9 +612,14 @@ fn status(limit: &AsyncLimit, Outcome { is_over, is_charged, decision }: Outcome
     let is_shadow = limit.0.is_shadow();
     let is_shadow_denied = is_over && is_shadow || decision.is_some_and(|it| it.is_shadow_denied());
     let is_over = is_over && !is_shadow_denied;
+    let shadow = match (is_shadow, is_shadow_denied) {
+        (_, true) => Shadow::Denied,
+        (true, false) => Shadow::Allowed,
+        (false, false) => Shadow::Off,
+    };
     let Some(decision) = decision else {
         let code = if is_over { Code::OverLimit } else { Code::Ok };
-        return Status { code, is_shadow_denied, is_counted: true, ..Status::default() };
+        return Status { code, shadow, is_counted: true, ..Status::default() };
     };
     let (quota, burst) = (decision.quota(), decision.burst());
     let reset = decision.reset_after();
@@ -622,20 +640,22 @@ fn status(limit: &AsyncLimit, Outcome { is_over, is_charged, decision }: Outcome
         duration_until_reset: Some(Duration::from_secs(
             reset.as_secs() + u64::from(reset.subsec_nanos() > 0),
         )),
-        is_shadow_denied,
+        shadow,
         burst: u32::try_from(burst).unwrap_or(u32::MAX),
     }
 }
 
-/// Those of the status with the fewest requests left.
+/// Those of the status with the fewest requests left, of limits that are not in shadow mode. As in those of the layer, the limit is
+/// the burst.
 fn headers(statuses: &[Status]) -> Vec<Header> {
-    let limited = statuses.iter().filter_map(|it| Some((it, it.current_limit.as_ref()?)));
-    let Some((status, limit)) = limited.min_by_key(|(status, _)| status.limit_remaining) else {
+    let is_told = |it: &&Status| it.current_limit.is_some() && it.shadow == Shadow::Off;
+    let limited = statuses.iter().filter(is_told);
+    let Some(status) = limited.min_by_key(|status| status.limit_remaining) else {
         return Vec::new();
     };
     let reset = status.duration_until_reset.unwrap_or_default().as_secs();
     vec![
-        Header { key: "RateLimit-Limit", value: limit.requests_per_unit.to_string() },
+        Header { key: "RateLimit-Limit", value: status.burst.to_string() },
         Header { key: "RateLimit-Remaining", value: status.limit_remaining.to_string() },
         Header { key: "RateLimit-Reset", value: reset.to_string() },
     ]

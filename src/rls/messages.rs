@@ -112,15 +112,23 @@ pub(crate) struct Status {
     /// The most that its key can have left.
     #[serde(skip)]
     pub(crate) burst: u32,
-    /// A limit in shadow mode would have denied it.
     #[serde(skip)]
-    pub(crate) is_shadow_denied: bool,
+    pub(crate) shadow: Shadow,
     /// It was charged.
     #[serde(skip)]
     pub(crate) is_charged: bool,
     /// Metrics count it: it has a limit, or is always denied.
     #[serde(skip)]
     pub(crate) is_counted: bool,
+}
+
+/// Whether the limit is in shadow mode, and would have denied the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Shadow {
+    #[default]
+    Off,
+    Allowed,
+    Denied,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -388,7 +396,7 @@ mod tests {
                     limit_remaining: 0,
                     duration_until_reset: Some(Duration::from_secs(20)),
                     burst: 10,
-                    is_shadow_denied: false,
+                    shadow: Shadow::Off,
                     is_charged: false,
                     is_counted: true,
                 },

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::messages::{Code, Descriptor as Asked, Status};
+use super::messages::{Code, Descriptor as Asked, Shadow, Status};
 use crate::config::{Domain, MetricKey};
 
 /// The most different labels with values of requests, and their longest, in bytes: others are counted as [`OTHERS`].
@@ -63,13 +63,13 @@ impl DescriptorMetrics {
                 metrics::counter!(name, &labels).increment(hits.into());
             }
         };
-        let is_over = status.code == Code::OverLimit || status.is_shadow_denied;
+        let is_over = status.code == Code::OverLimit || status.shadow == Shadow::Denied;
         let near = if is_over || !status.is_charged { 0 } else { self.near(status, hits) };
         add("ratelimit_service_rate_limit_total_hits", hits);
         add("ratelimit_service_rate_limit_over_limit", if is_over { hits } else { 0 });
         add("ratelimit_service_rate_limit_within_limit", if is_over { 0 } else { hits });
         add("ratelimit_service_rate_limit_near_limit", near);
-        let shadow = if status.is_shadow_denied { hits } else { 0 };
+        let shadow = if status.shadow == Shadow::Denied { hits } else { 0 };
         add("ratelimit_service_rate_limit_shadow_mode", shadow);
     }
 

@@ -15,11 +15,11 @@ use tower_service::Service;
 
 use super::running::Running;
 
-/// How long a call goes on after the end was announced, or after it began if that was later: by then it was told of the end, and
-/// one that is short was answered.
+/// How long a call goes on after the end was announced, or after it began if that is later. Short calls are answered in this time,
+/// and watches of the health tell `NOT_SERVING`.
 const CALLS_END_AFTER: Duration = Duration::from_secs(1);
 
-/// A gRPC service whose calls do not keep the service from ending.
+/// A gRPC service whose open calls end when the process does.
 #[derive(Clone)]
 pub(super) struct EndingCalls<S> {
     service: S,
@@ -50,7 +50,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // What the client says ends too: else its end of the call would stay open.
+        // The body of the request ends too: else the client's half would keep the call open.
         let request = request.map(|inner| ending(inner, HeaderMap::new(), &self.ends));
         let (answered, ends) = (self.service.call(request), self.ends.clone());
         Box::pin(async move {
@@ -63,7 +63,7 @@ where
 /// What a client is told whose call ends.
 fn unavailable() -> HeaderMap {
     let mut trailers = HeaderMap::new();
-    // Each text can be told.
+    // This text is ASCII, so that encoding it cannot fail.
     let _ = Status::unavailable("the service ends").add_header(&mut trailers);
     trailers
 }

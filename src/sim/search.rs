@@ -121,7 +121,7 @@ impl Case {
     }
 
     fn run(&self) -> CaseVerdict {
-        // The bound counts each of them.
+        // The bound counts every planned fault, so each must happen before the end.
         assert!(self.faults.iter().all(|planned| planned.at_us < self.until_us), "all happen");
         let mut world = World::new(self.setup.clone()).unwrap();
         for planned in &self.faults {

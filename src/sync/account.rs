@@ -430,7 +430,7 @@ impl Account {
         Entry { held: self.lease.reported, ..self.quota.in_own_units(entry) }
     }
 
-    /// What this node knows of the store's level, in the units of the store. Its own may have a slow rate rounded.
+    /// What this node knows of the level, in the units of the store: in those of this node a slow rate may be rounded.
     fn level_in_store(&self) -> Level {
         self.level.with_units(|units| self.quota.out(units))
     }

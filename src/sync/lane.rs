@@ -111,7 +111,7 @@ pub(crate) struct Lane {
     policies: Policies,
     trouble: LaneTrouble,
     leaving: bool,
-    /// The store has heard that it left.
+    /// The store has applied a batch that says that this node leaves.
     has_left: bool,
 }
 
@@ -150,7 +150,8 @@ impl Lane {
         self.incarnation.is_some() && !self.is_down() && now >= self.replies.recovering_until
     }
 
-    /// Whether no account is open and no report is under way.
+    /// Whether no account is open, no report is under way, and the store has taken in that this node leaves, if it knows the node and
+    /// answers.
     pub(crate) fn has_reported_all(&self) -> bool {
         let reporting = self.flight.as_ref().is_some_and(|flight| !flight.slots.is_empty());
         let has_left = self.has_left || !self.is_known() || self.is_down();
@@ -315,10 +316,12 @@ impl Lane {
         now: Timestamp,
         context: &mut Context,
     ) {
-        let in_vain =
-            waiter.deadline < now.plus_micros(self.trips.quickest_us + self.backlog.recent_us);
-        self.accounts.change(slot, |account| account.wait(waiter, in_vain, now));
+        // While the store does not answer, an answer takes as long as that at least.
+        let silent_us = if self.is_down() { now.micros_since(self.silence.since) } else { 0 };
+        let answer_us = self.trips.quickest_us.max(silent_us) + self.backlog.recent_us;
+        let in_vain = waiter.deadline < now.plus_micros(answer_us);
         self.enter_policy_if_unanswered(slot, now, context);
+        self.accounts.change(slot, |account| account.wait(waiter, in_vain, now));
         self.hand_out_answers(slot, context);
     }
 
@@ -413,6 +416,13 @@ impl Lane {
         if self.is_known() {
             // Also where there is nothing to report: the store is not to wait for this node.
             self.calls.heartbeat_at = now;
+        }
+    }
+
+    /// The store is told at once that the node leaves, if there is nothing else to tell it.
+    fn say_farewell_soon(&mut self, now: Timestamp) {
+        if self.leaving && !self.has_left && self.accounts.len() == 0 {
+            self.call_by(now);
         }
     }
 

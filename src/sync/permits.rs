@@ -264,7 +264,7 @@ impl Permits {
             Err(error) => {
                 self.tried = now;
                 self.handed_over(&flight, || Err(error.clone()));
-                state.has_news = true;
+                (state.has_news, state.short_until) = (true, Timestamp::ZERO);
                 state.backoff.failed(now, RETRY_FIRST_US, RETRY_MAX_US);
                 self.note_failure(error, flight.sent, now);
                 self.serve(key, &mut state, now);
@@ -444,9 +444,9 @@ impl Permits {
         for caller in over {
             let PermitTerms { name, max, .. } = &self.terms;
             let (limit, max) = (name.clone(), *max);
-            // Without the store's word nobody knows whether one was free.
-            let is_known =
-                !self.terms.is_shared || !self.outage.is_on_policy() && state.is_answered(caller);
+            // Only an answer of the store shows that no permit was free.
+            let is_known = !self.terms.is_shared
+                || !self.outage.is_on_policy() && state.is_answered(caller, now);
             let error = match caller.ask.within_us.map(Duration::from_micros) {
                 Some(within) if is_known => AcquireError::TimedOut { limit, max, within },
                 _ => AcquireError::StoreAway { limit },

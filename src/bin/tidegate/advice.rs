@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tidegate::sim::{Algorithm, Policy, Setup};
+use tidegate::{Incidents, bound};
 
 use crate::flags::{LimitSpec, LoadFlags};
 use crate::output;
@@ -40,12 +41,12 @@ fn much_credit(limit: &LimitSpec, nodes: u16) -> Option<String> {
     if limit.accuracy.is_some() {
         return None;
     }
-    let credit = limit.credit.unwrap_or(1);
-    let part = Part((f64::from(nodes) * f64::from(credit)) / limit.burst.max(1) as f64);
-    (part >= MUCH_CREDIT).then(|| {
+    let credit = bound(&limit.limit(), nodes.into(), &Incidents::default());
+    let part = Part(credit / limit.burst.max(1) as f64);
+    (credit.is_finite() && part >= MUCH_CREDIT).then(|| {
         format!(
-            "{nodes} nodes x a credit of {credit} is {:.0}% of the burst: so much may be spent \
-             before the store is asked",
+            "the credit of {nodes} nodes is {credit:.0} tokens, {:.0}% of the burst: so much may be \
+             spent before the store is asked",
             part.percent()
         )
     })
@@ -118,7 +119,11 @@ mod tests {
         };
         assert_eq!(said("", Some(1)), "");
         let cases = [
-            ("--nodes 20 --burst 100 --credit 2", None, "20 nodes x a credit of 2 is 40% of"),
+            (
+                "--nodes 20 --burst 100 --credit 2",
+                None,
+                "the credit of 20 nodes is 40 tokens, 40% of",
+            ),
             ("--nodes 20 --burst 10 --rate 10", None, "a burst of 10 is less than a token"),
             ("--rate 10000 --burst 100 --interval 1s", None, "and not each 1000 ms"),
             ("", Some(80), "a round trip of 80ms is longer than the interval"),
@@ -138,7 +143,7 @@ mod tests {
         };
         let [default, strict, write_behind] = Policy::ALL;
         let many_nodes = "--nodes 20 --burst 100 --rate 100";
-        assert!(said(many_nodes, default).contains("a credit of 1 is 20% of the burst"));
+        assert!(said(many_nodes, default).contains("the credit of 20 nodes is 40 tokens, 40%"));
         assert_eq!(said(many_nodes, strict), "");
         assert_eq!(said(many_nodes, write_behind), "");
         let small_burst = "--nodes 20 --burst 10 --rate 10 --credit 0";

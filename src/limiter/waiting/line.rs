@@ -1,4 +1,4 @@
-//! Callers of one key who wait in a line: one after the other asks until there is enough.
+//! The callers who wait: their number for each limit, and the line of each key, of which the first asks until there is enough.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -24,19 +24,19 @@ pub(crate) struct Waiting {
     pub(super) lines: DashMap<Box<[u8]>, Arc<Mutex<()>>>,
 }
 
-/// Lets one caller wait.
-pub(super) struct Permit<'a>(&'a Waiting);
+/// One of the limit's places for callers who wait, until it is dropped.
+pub(super) struct WaitingPlace<'a>(&'a Waiting);
 
 impl Waiting {
     /// `None` if `most` callers wait already.
-    pub(super) fn enter(&self, most: u32) -> Option<Permit<'_>> {
+    pub(super) fn enter(&self, most: u32) -> Option<WaitingPlace<'_>> {
         let one_more = |count: u32| (count < most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        Some(Permit(self))
+        Some(WaitingPlace(self))
     }
 }
 
-impl Drop for Permit<'_> {
+impl Drop for WaitingPlace<'_> {
     fn drop(&mut self) {
         self.0.count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -95,32 +95,30 @@ impl ActiveLimit {
         };
         let mut pause_us = 0;
         loop {
+            // Something else may hold since the caller came.
+            if let Some(decision) = self.overridden(asked, cost) {
+                return decision;
+            }
             let limit = self.planned(asked);
             let decision = limit.decide_or_ask(target, cost).await;
             let left_us = deadline.micros_since(self.now());
             pause_us = if decision.is_sure() { 0 } else { self.longer_pause_us(pause_us) };
-            let wait_us = micros(decision.retry_after()).max(pause_us);
-            let is_over = decision.is_allowed() || left_us == 0 || wait_us > left_us;
+            let retry_us = micros(decision.retry_after());
+            let is_over = decision.is_allowed() || retry_us > left_us || self.is_shadow();
+            let wait_us = retry_us.max(pause_us.min(left_us));
             if is_over || !self.sleep_in_line(asked, (cost, limit.info), wait_us).await {
                 return decision;
-            }
-            if let Some(decision) = self.overridden(asked, cost) {
-                return decision;
-            }
-            if self.is_shadow() {
-                return self.planned(asked).decide_or_ask(target, cost).await;
             }
         }
     }
 
-    /// How long a caller waits at least after another answer that nobody is sure of. It comes of an outage or a store that is
-    /// slow, and asking sooner would not help.
+    /// The least wait after another unsure answer. An outage or a slow store causes those, and asking sooner would not help.
     fn longer_pause_us(&self, pause_us: u64) -> u64 {
         let (tick_us, max_wait_us) = (self.state.terms.tick_us, self.state.terms.max_wait_us);
         (2 * pause_us).clamp(max_wait_us, tick_us.max(max_wait_us)).max(RETRY_MIN_US)
     }
 
-    /// Sleeps until it is time to ask again, and looks now and then whether that is sooner. False if the driver has ended.
+    /// Sleeps until `wait_us` is over, or until a look each second shows a change for the key. False if the driver has ended.
     async fn sleep_in_line(
         &self,
         asked: LookedUp<'_>,
@@ -137,6 +135,7 @@ impl ActiveLimit {
                 return false;
             }
             let limit = self.planned(asked);
+            // An update or another plan gives the key another `LimitInfo`.
             let is_other = !std::ptr::eq(limit.info, info) || self.is_shadow();
             if is_other || self.overridden(asked, 0).is_some() || limit.may_have(asked.name, cost) {
                 return true;
@@ -144,7 +143,7 @@ impl ActiveLimit {
         }
     }
 
-    /// Whether a look says that the key has so much, where this node knows that.
+    /// Whether this node knows that the key has `cost` tokens.
     fn may_have(&self, key: &[u8], cost: u32) -> bool {
         if self.is_decided_by_store() {
             return false;

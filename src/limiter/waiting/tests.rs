@@ -261,7 +261,7 @@ async fn callers_in_line_hear_of_blocks_switches_resets_and_new_quotas() {
 async fn shadow_mode_counts_as_denied_only_what_no_queue_would_hold() {
     let queue = LeakyBucket::per_second(10).queue(2 * SECOND);
     for rule in [Rule::from(queue), Rule::from(Quota::per_second(10).burst(1))] {
-        let (_, limiter, limit) = limiter(rule, 5);
+        let (_, limiter, limit) = limiter(rule, 100);
         limiter.overrides().switch("x", Switch::Shadow).await.unwrap();
         let denied = async |within| {
             let decision = limit.until_ready("key", within).await;
@@ -274,4 +274,47 @@ async fn shadow_mode_counts_as_denied_only_what_no_queue_would_hold() {
         assert!(denied(2 * SECOND).await, "{rule:?}");
         assert!(limit.handle("key").until_ready(2 * SECOND).await.is_shadow_denied(), "{rule:?}");
     }
+}
+
+/// Those behind the first asked the limit's rule before they looked, and one was admitted.
+#[tokio::test]
+async fn all_callers_in_a_line_follow_what_holds_for_the_key() {
+    for is_block in [true, false] {
+        let (clock, limiter, limit) = limiter(FixedWindow::new(1, SECOND), 1000);
+        assert!(limit.check("key").is_allowed());
+        let wait = || Box::pin(limit.until_ready("key", 60 * SECOND));
+        let mut callers = [wait(), wait(), wait()];
+        for caller in &mut callers {
+            assert!(poll(caller.as_mut()).is_pending());
+        }
+        limiter.settle().await;
+        let overrides = limiter.overrides();
+        if is_block {
+            overrides.set("x", Override::key("key").block()).await.unwrap();
+        } else {
+            overrides.switch("x", Switch::Off).await.unwrap();
+        }
+        pass(&clock, &limiter, 2 * SECOND).await;
+        for caller in &mut callers {
+            let Poll::Ready(decision) = poll(caller.as_mut()) else { panic!("it is told") };
+            assert_eq!((decision.is_allowed(), decision.is_override()), (!is_block, true));
+        }
+    }
+}
+
+/// An hour of requests took tokens that nobody would have waited for, and the key was denied for an hour once the limit was on.
+#[tokio::test]
+async fn shadow_mode_takes_no_more_ahead_than_may_wait() {
+    let (clock, limiter, limit) = limiter(Quota::per_second(10).burst(1), 5);
+    limiter.overrides().switch("x", Switch::Shadow).await.unwrap();
+    let mut denied = 0;
+    for _ in 0..2000 {
+        let decision = limit.until_ready("key", 3600 * SECOND).await;
+        assert!(decision.is_allowed());
+        denied += u32::from(decision.is_shadow_denied());
+    }
+    assert!((1990..=1996).contains(&denied), "{denied}");
+    limiter.overrides().switch("x", Switch::On).await.unwrap();
+    pass(&clock, &limiter, SECOND).await;
+    assert!(limit.check("key").is_allowed());
 }

@@ -36,7 +36,7 @@ pub(super) fn numbers(rule: &TurnRule, request: &ExactRequest) -> Numbers {
         }
         TurnRule::LeakyBucket { queue, .. } => {
             let clock = queue + scale.token as u64;
-            let is_possible = rule.units_of(request.cost.into()) <= rule.cost_units_max();
+            let is_possible = rule.units_of(request.cost.into()) <= rule.max_request_units();
             let most = is_possible.then(|| rule.max_delay(request.slot_within_us));
             (0, most, rule.micros(clock))
         }

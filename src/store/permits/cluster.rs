@@ -21,6 +21,8 @@ const NODES: usize = 4;
 /// A call that takes longer has failed.
 const TIMEOUT_US: u64 = 100_000;
 const LEASE_US: u64 = 2_000_000;
+/// The figure that counts what is told of outages.
+const OUTAGES: usize = 3;
 /// By then a message that was late is overtaken.
 #[cfg(feature = "server")]
 const TOLD_AFTER_US: u64 = 1_000_000;
@@ -82,7 +84,7 @@ struct World {
     /// Permits that are handed over to the store, and those that it has.
     to_hand_over: Vec<TimedHeld>,
     timed: Vec<TimedHeld>,
-    /// Those who wait for an answer, and whether they wait for their turn.
+    /// Those who wait for an answer, and whether they wait for their turn. Ordered, so that a seed plays the same run.
     open: [BTreeMap<u64, bool>; NODES],
     last_served: [u64; NODES],
     answers: BTreeMap<(usize, u64), bool>,
@@ -193,7 +195,7 @@ impl World {
         while let Some(output) = self.nodes[node].poll_output() {
             match output {
                 PermitOutput::Send { message, .. } => self.send(node, &message),
-                PermitOutput::Outage(_) => self.figures[3] += 1,
+                PermitOutput::Outage(_) => self.figures[OUTAGES] += 1,
                 PermitOutput::HandedOver { id, outcome } => self.handed_over(id, outcome.is_ok()),
                 PermitOutput::Decided { ticket, cost, outcome, .. } => {
                     let waits = self.open[node].remove(&ticket).expect("it was not answered yet");
@@ -278,8 +280,8 @@ impl World {
         let lasting = self.held.iter().filter(|held| !held.is_orphan).map(|held| held.cost);
         let timed = self.timed.iter().filter(|held| !held.is_orphan).map(|held| held.cost);
         let in_flight: u32 = lasting.chain(timed).sum();
-        // What an outage policy gives is counted beyond the limit.
-        let had_policy = self.policy != OutagePolicy::Closed && self.figures[3] > 0;
+        // Once an outage policy has begun, it may give permits beyond the limit.
+        let had_policy = self.policy != OutagePolicy::Closed && self.figures[OUTAGES] > 0;
         let is_within = in_flight <= self.max || had_policy;
         assert!(is_within, "seed {}: {in_flight} of {} at {}", self.seed, self.max, self.now);
         // The store takes over nothing that an outage policy gave beyond the limit.

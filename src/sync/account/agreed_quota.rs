@@ -174,14 +174,14 @@ impl AgreedQuota {
         self.own.token == self.stored.token
     }
 
-    /// An entry as the store is to read it, but for its claim.
+    /// An entry in the units of the store. Its claim is none yet.
     pub(super) fn in_stored_units(&self, entry: Entry) -> Entry {
         let entry =
             if self.has_same_units() { entry } else { with_units(&entry, |units| self.out(units)) };
         Entry { scale: self.stored, version: self.version, ..entry }
     }
 
-    /// An entry that was sent, in the units of this node.
+    /// An entry that was sent, in the units of this node, but for its claim.
     pub(super) fn in_own_units(&self, entry: &Entry) -> Entry {
         if self.has_same_units() {
             return entry.clone();

@@ -200,7 +200,7 @@ fn outstanding_after(given: &Given, entry: &Entry, stored: Scale, unit: i64) -> 
     let spent = i128::from(entry.spent) * i128::from(unit);
     let gone = spent + i128::from(entry.returned) + i128::from(entry.lost);
     let outstanding = i128::from(held.outstanding) + flowed - gone;
-    // As the store counts it, in its own units.
+    // The store clamps in its own units, and asks only whether a rate is leased.
     let kept = rate_kept(given, entry, stored).min(1);
     let [least, most] = [outstanding_least(kept, stored.token), OUTSTANDING_MAX]
         .map(|units| i128::from(converted(units, stored.token, unit)));

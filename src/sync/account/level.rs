@@ -61,7 +61,7 @@ impl Level {
         Self { view, with_outstanding: 0, growth: rate as f64 }
     }
 
-    /// The same in other units.
+    /// The same in other units, but for `growth`, which stays in units of this node.
     pub(super) fn with_units(&self, convert: impl Fn(i64) -> i64) -> Self {
         let view = self.view.map(|view| StoreView {
             level: convert(view.level),

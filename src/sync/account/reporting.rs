@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use super::Account;
 use super::giving_back::Returned;
-use crate::limit::Terms;
+use crate::limit::{OutagePolicy, Terms};
 use crate::quota::{Curve, OWN_UNITS_MAX};
 use crate::sync::message::Entry;
 use crate::time::Timestamp;
 
-/// A quota of fewer units in a microsecond is leased as tokens alone: each node would lose a unit of its refill, to be on the safe
-/// side of what clocks may differ by.
+/// Below so many units in a microsecond tokens alone are leased: what is taken off a rate since clocks may differ is a whole unit, more
+/// than a hundredth of such a rate.
 const LEASED_RATE_MIN: i64 = 100;
 
 /// What a report asks for.
@@ -60,7 +60,9 @@ impl Account {
         }
         let (per_us, hot) = self.wanted_per_us(now, terms);
         let demand = (per_us * self.scale.token as f64) as i64;
-        let is_leased = hot && terms.scale.rate >= LEASED_RATE_MIN;
+        // Where the last rate goes on in an outage, a coarse one is better than none.
+        let is_kept = terms.outage == OutagePolicy::LastRate;
+        let is_leased = hot && (is_kept || terms.scale.rate >= LEASED_RATE_MIN);
         Wanted { tokens: self.need(now, terms), demand, rate: if is_leased { demand } else { 0 } }
     }
 

@@ -47,7 +47,7 @@ impl Resets {
         self.waiting.front().map(|waiter| waiter.deadline)
     }
 
-    /// The batch that was to reset the key was never applied.
+    /// The batch in flight does not count as a reset of the key: it was not applied, or its reset is undone.
     pub(super) fn take_back(&mut self) {
         self.asked = 0;
     }
@@ -80,8 +80,8 @@ impl Account {
         self.resets.asked > 0
     }
 
-    /// The store has applied the report. Callers for whom it reset nothing wait for the next one, at `next` or later. If the store
-    /// waits by now for what nodes know of the key, which undoes it, they all do.
+    /// The store has applied the report. Callers whose reset was in it are done; the others wait for the next report, at `next` or
+    /// later. While the store recovers, what nodes report undoes the reset, so that all callers wait.
     pub(crate) fn end_resets(&mut self, is_recovering: bool, next: Timestamp) {
         if is_recovering {
             self.resets.take_back();

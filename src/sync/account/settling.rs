@@ -76,8 +76,8 @@ impl Account {
         }
     }
 
-    /// Gives tokens back of a request that this node `decided` then, or another one, perhaps. Those that no report has charged are
-    /// only outstanding; others were charged at `from_us` or later.
+    /// Gives tokens of a request back. `decided` is when this node decided it; `None` if another node may have. Tokens that no report
+    /// has charged are taken off the report; others were charged at `from_us` or later.
     fn refund(
         &mut self,
         tokens: u32,
@@ -133,7 +133,8 @@ mod tests {
     /// A reservation of a window that has ended took 30 tokens of the present one off the report, and they were spent twice.
     #[test]
     fn tokens_of_an_ended_window_that_another_node_spent_are_not_taken_off_this_nodes_report() {
-        let (mut account, terms) = spender(Limit::new("x", FixedWindow::per_second(1000)));
+        let (mut account, terms) =
+            account_with_ten_unreported(Limit::new("x", FixedWindow::per_second(1000)));
         let of = Spender::Anywhere { before_us: 5_000_000 };
         let unused = Settlement::Unused { tokens: 40, sure: true, of };
         assert_eq!(account.settle(unused, at(3_000), None, at(3_000), &terms), 40);
@@ -142,7 +143,7 @@ mod tests {
     }
 
     /// The account of a key of which ten tokens were spent, and are not reported.
-    fn spender(limit: Limit) -> (Account, Terms) {
+    fn account_with_ten_unreported(limit: Limit) -> (Account, Terms) {
         let terms = limit.credit(10).validate_hybrid(1).unwrap();
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
@@ -164,7 +165,8 @@ mod tests {
     /// What was spent last was given back in place of what was spent first, which left soon: more was admitted within the log's time.
     #[test]
     fn tokens_of_a_log_that_another_node_spent_are_not_taken_off_this_nodes_report() {
-        let (mut account, terms) = spender(Limit::new("x", SlidingLog::per_minute(1000)));
+        let (mut account, terms) =
+            account_with_ten_unreported(Limit::new("x", SlidingLog::per_minute(1000)));
         let of = Spender::Anywhere { before_us: 58_000_000 };
         let unused = Settlement::Unused { tokens: 40, sure: true, of };
         assert_eq!(account.settle(unused, at(3_000), Some(1), at(3_000), &terms), 0);

@@ -29,7 +29,9 @@ impl Paces {
         }
         let used_until = self.used_until.max(now).plus_micros((1e6 / ceiling).ceil() as u64);
         let saved_until = now.plus_micros(SAVED_US);
-        self.used_until = if pressing { used_until.min(saved_until) } else { used_until };
+        // What others have used stays used.
+        let pressed_until = used_until.min(saved_until).max(self.used_until);
+        self.used_until = if pressing { pressed_until } else { used_until };
         true
     }
 
@@ -89,7 +91,8 @@ mod tests {
             assert!(paces.admit(true, later(ms), &terms));
             paces.admit(false, later(ms), &terms)
         });
-        assert!(steadily.count() >= 50, "others starve");
+        let steadily = steadily.count();
+        assert!((50..=110).contains(&steadily), "{steadily}: others starve, or pass the ceiling");
     }
 
     #[test]

@@ -58,6 +58,7 @@ impl Lane {
             // Both were turned into errors by `check`.
             BatchVerdict::Lanes(_) | BatchVerdict::Wire(_) => {}
         }
+        self.say_farewell_soon(now);
     }
 
     /// Takes the lane's time from a reply.

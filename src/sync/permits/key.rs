@@ -7,6 +7,9 @@ use super::{MARGIN_US, PermitAsk};
 use crate::sync::backoff::Backoff;
 use crate::time::Timestamp;
 
+/// A reply by which no permit is free holds for so long: until some more polls have been answered.
+const SHORT_US: u64 = 100_000;
+
 /// A caller without its permits yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
@@ -46,8 +49,10 @@ pub(super) struct KeyPermits {
     pub(super) has_news: bool,
     /// The store keeps a place for this node in the line of nodes.
     pub(super) is_in_line: bool,
-    /// The last caller for whom a message asked that the store has answered.
+    /// The newest caller included in a message that the store has answered.
     answered_ticket: u64,
+    /// Until then it holds that by the store's latest reply no permit was free.
+    pub(super) short_until: Timestamp,
     /// Permits to give back, as they come free, and from when on.
     give: (u32, Timestamp),
     /// When to ask again, and when to renew.
@@ -72,6 +77,7 @@ impl Default for KeyPermits {
             has_news: false,
             is_in_line: false,
             answered_ticket: 0,
+            short_until: Timestamp::ZERO,
             give: (0, Timestamp::ZERO),
             poll_at: Timestamp::ZERO,
             renew_at: Timestamp::NEVER,
@@ -109,6 +115,8 @@ impl KeyPermits {
         let PermitMessage { in_use, want, waits, .. } = flight.message;
         (self.allowed, self.held_by_all) = (reply.held.clamp(in_use, want), reply.held_by_all);
         self.is_in_line = waits && reply.held < want;
+        self.short_until =
+            if self.is_in_line { now.plus_micros(SHORT_US) } else { Timestamp::ZERO };
         self.answered_ticket = self.answered_ticket.max(flight.last_ticket);
         self.leased_until = flight.sent.plus_micros(LEASE_US - MARGIN_US);
         self.give = (reply.give, now.plus_micros(reply.give_in_us));
@@ -151,10 +159,9 @@ impl KeyPermits {
         ask.within_us.is_some() && self.is_in_line
     }
 
-    /// Whether the store has said of a caller's wait that there are too few: it has answered what was sent since the caller came,
-    /// or what was sent last, and is to be asked again later.
-    pub(super) fn is_answered(&self, caller: Caller) -> bool {
-        caller.ticket <= self.answered_ticket || self.is_in_line
+    /// Whether the store's answer covers this caller: it came after the caller did, or shortly before and there was none.
+    pub(super) fn is_answered(&self, caller: Caller, now: Timestamp) -> bool {
+        caller.ticket <= self.answered_ticket || now < self.short_until
     }
 
     fn has_waiting(&self) -> bool {

@@ -244,3 +244,24 @@ fn caller_who_waits_for_a_permit_of_this_node_alone_is_told_that_none_came_free(
     let timed_out = AcquireError::TimedOut { limit: "x".into(), max: 1, within };
     assert_eq!(node.told_after(b"a", 10), timed_out);
 }
+
+/// A poll that was under way hid what the store had said before it.
+#[test]
+fn caller_whose_time_ends_while_a_poll_is_under_way_is_told_that_none_came_free() {
+    let mut node = Alone { failure: None, is_full: true, ..Alone::cut_off(10) };
+    node.begin_to_wait(b"a", 10_000);
+    node.pass(at(5));
+    let ask = PermitAsk { cost: 1, within_us: Some(25_000) };
+    node.permits.acquire(&b"a"[..].into(), ask, node.now).unwrap();
+    // The poll is sent, and is not answered any more.
+    node.permits.tick(at(29));
+    node.permits.tick(at(30));
+    let outputs: Vec<PermitOutput> = std::iter::from_fn(|| node.permits.poll_output()).collect();
+    let told = outputs.iter().find_map(|output| match output {
+        PermitOutput::Decided { outcome, .. } => Some(outcome.clone()),
+        _ => None,
+    });
+    assert!(outputs.iter().any(|output| matches!(output, PermitOutput::Send { .. })));
+    let within = Duration::from_millis(25);
+    assert_eq!(told, Some(Err(AcquireError::TimedOut { limit: "x".into(), max: 10, within })));
+}

@@ -75,9 +75,9 @@ impl Traffic {
         match event {
             Event::Synced { keys, error, took, .. } => {
                 self.store_calls += 1;
-                self.keys_synced += *keys as u64;
                 self.store_errors += u64::from(error.is_some());
                 if error.is_none() {
+                    self.keys_synced += *keys as u64;
                     self.took_us.push(took.as_micros() as u64);
                 }
             }

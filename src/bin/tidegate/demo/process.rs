@@ -123,8 +123,10 @@ fn play() -> Result<Option<Outcome>, DemoError> {
         let _end = super::EndOfLoad(&over);
         node::drive(&load, |_| Some(&limiter), &live)
     })?;
+    // What leaving cost is no part of the load.
+    let mut traffic = live.traffic().clone();
     runtime.block_on(node::leave(std::slice::from_ref(&limiter)));
-    let traffic = live.traffic().clone();
+    traffic.excess = live.traffic().excess;
     Ok(Some(Outcome { driven, traffic }))
 }
 
