@@ -1008,6 +1008,15 @@ async fn descriptor_that_is_not_charged_is_over_only_if_that_is_known() {
     assert!(shown(&ask(&service, &many_hits).await.1).ends_with("& OK 10"));
     assert_eq!(shown(&ask(&service, &body("d (l,new)")).await.1), "OK 9");
     assert!(shown(&ask(&service, &many_hits).await.1).ends_with("& OVER 0"));
+    let toml =
+        "[store]\nmemory = true\n[domains.d.a]\nquota = \"1/h\"\n[domains.d.b]\nquota = \"1/h\"\n";
+    let config = Config::from_toml(toml).unwrap();
+    let limiter = config.builder().build().unwrap();
+    limiter.ready(Duration::from_secs(10)).await.unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    for expected in ["OK 0 & OK 0", "OVER 0 & OVER 0", "OVER 0 & OVER 0"] {
+        assert_eq!(shown(&ask(&service, &body("d (a,x) & (b,x)")).await.1), expected);
+    }
 }
 
 /// They told of a limit on trial, with fewer requests in all than were left.
@@ -1028,15 +1037,18 @@ async fn limit_headers_tell_of_the_burst_and_of_no_limit_in_shadow_mode() {
 /// Who had left while the key was looked at was not charged.
 #[tokio::test]
 async fn caller_who_leaves_is_charged_in_full_all_the_same() {
-    let toml = "[domains.d.c]\nquota = \"3/h\"\nmode = \"exact\"\ncharge = \"in-full\"\n";
+    let toml = "[domains.d.c]\nquota = \"3/h\"\nmode = \"exact\"\ncharge = \"in-full\"\n\
+                [domains.d.e]\nquota = \"9/h\"\nmode = \"exact\"\ncharge = \"in-full\"\n";
     let clock = ManualClock::new();
     let store = ScriptedStore::new(&clock);
     let config = Config::from_toml(toml).unwrap();
     let limiter = config.builder().store(store.clone()).clock(&clock).build().unwrap();
     let service = Service::new(config, limiter).unwrap();
     let of = |hits: u32| {
-        let mut body = body("d (c,x)");
-        body["descriptors"][0]["hitsAddend"] = json!(hits);
+        let mut body = body("d (c,x) & (e,x)");
+        for descriptor in body["descriptors"].as_array_mut().unwrap() {
+            descriptor["hitsAddend"] = json!(hits);
+        }
         body
     };
     store.set_round_trip(Duration::from_millis(20));
@@ -1055,7 +1067,7 @@ async fn caller_who_leaves_is_charged_in_full_all_the_same() {
         clock.advance(Duration::from_millis(5));
         tokio::task::yield_now().await;
     }
-    assert_eq!(shown(&ask(&service, &of(0)).await.1), "OK 1");
+    assert_eq!(shown(&ask(&service, &of(0)).await.1), "OK 1 & OK 7");
 }
 
 /// Its hits beyond the limit kept the other one from being charged.

@@ -11,7 +11,7 @@ use http::{HeaderName, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use tidegate::http::{KeyOf, Peer, PermitBody, PermitLayer};
 use tidegate::{Concurrency, ConcurrencyLimit, Limiter};
-use tower::{Layer, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 fn limit(max: u32) -> ConcurrencyLimit {
     let limiter = Limiter::builder().concurrency(Concurrency::new("slow", max)).build().unwrap();
@@ -119,4 +119,24 @@ async fn request_without_a_key_is_refused_and_needs_no_permit() {
     known.extensions_mut().insert(Peer(SocketAddr::from((Ipv4Addr::LOCALHOST, 1))));
     assert_eq!(limit.in_use(), 0);
     assert_eq!(answer(&layer, known).await.status(), StatusCode::OK);
+}
+
+/// Who waited had what the inner service had reserved.
+#[tokio::test]
+async fn request_that_waits_for_a_permit_keeps_nothing_that_the_inner_service_has_reserved() {
+    let layer = PermitLayer::new(limit(1), by_tenant()).within(Duration::from_secs(20));
+    let served = |_: Request<()>| async { Ok::<_, Infallible>(Response::new(Body::from("done"))) };
+    let one_at_a_time = tower::limit::GlobalConcurrencyLimitLayer::new(1);
+    let service = layer.layer(one_at_a_time.layer(service_fn(served)));
+    let (mut first, mut second) = (service.clone(), service);
+    // Its body is not read yet.
+    let kept = first.ready().await.unwrap().call(request(Some("a"))).await.unwrap();
+    let mut held = first.ready().await.unwrap().call(request(Some("a")));
+    let waited = tokio::time::timeout(Duration::from_millis(50), &mut held).await;
+    assert!(waited.is_err(), "it is held");
+    let ready = tokio::time::timeout(Duration::from_secs(5), second.ready()).await;
+    let other = ready.expect("it is free").unwrap().call(request(Some("b"))).await.unwrap();
+    assert_eq!(other.status(), StatusCode::OK);
+    drop(kept);
+    assert_eq!(held.await.unwrap().status(), StatusCode::OK);
 }

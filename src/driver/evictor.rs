@@ -19,6 +19,8 @@ const SEEN_ONCE_BELOW: usize = 4;
 const REPORTED_BELOW: usize = 2;
 /// While searches find nothing, the gap doubles up to this.
 const GAP_MAX_US: u64 = 5_000_000;
+/// The same while keys of another kind may have to be looked for soon.
+const GAP_WIDER_US: u64 = 200_000;
 
 /// Looks for idle keys of limits that are nearly full, a few at a time.
 #[derive(Debug)]
@@ -46,7 +48,7 @@ impl Evictor {
         if now < self.next {
             return 0;
         }
-        let (mut evicted, mut has_searched) = (0, false);
+        let (mut evicted, mut has_searched, mut gap_max_us) = (0, false, GAP_MAX_US);
         self.is_filling = false;
         for limit in limits.all() {
             let free = limit.free_64ths();
@@ -59,13 +61,16 @@ impl Evictor {
                 _ => continue,
             };
             has_searched = true;
+            if what != Evictable::Reported {
+                gap_max_us = GAP_WIDER_US;
+            }
             evicted += limit.evict(PLACES, now, what);
         }
         // Where there is room, nothing was looked for, and nothing is known of what a search would find.
         let is_fruitless = has_searched && evicted == 0;
         self.fruitless = if is_fruitless { self.fruitless + PLACES as usize } else { 0 };
         self.gap_us = match evicted {
-            _ if self.fruitless >= max_keys => (self.gap_us * 2).clamp(GAP_US, GAP_MAX_US),
+            _ if self.fruitless >= max_keys => (self.gap_us * 2).clamp(GAP_US, gap_max_us),
             _ if evicted * 4 > PLACES as usize => 0,
             _ => GAP_US,
         };

@@ -135,7 +135,7 @@ impl ConcurrencyLimit {
     /// # Errors
     ///
     /// [`AcquireError::TimedOut`] if none came free in time; [`AcquireError::StoreAway`] if the outage policy is in force by then, or
-    /// the store has not said since the caller came, nor in its latest reply, that none is free; [`AcquireError::TooManyWaiting`] if
+    /// the store has not said since the caller came, nor less than 100 ms before, that none is free; [`AcquireError::TooManyWaiting`] if
     /// enough callers wait already; [`AcquireError::TooManyKeys`] and [`AcquireError::Ended`] as [`acquire`](Self::acquire).
     pub async fn acquire_within<K: Key + ?Sized>(
         &self,

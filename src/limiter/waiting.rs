@@ -205,7 +205,8 @@ impl ActiveLimit {
         let (handle, now) = (self.hold(key), self.precise_now());
         let of = (self.info, self.plan);
         // No more would wait at a time, where anybody does.
-        let most = local.rule_of(self.info).units_of(self.state.terms.max_waiting.into());
+        let callers = u64::from(self.state.terms.max_waiting);
+        let most = local.rule_of(self.info).units_of(callers * u64::from(cost));
         let most_us = if is_shadow { local.rule_of(self.info).micros(most) } else { u64::MAX };
         let within_us = micros(within).min(most_us);
         let answer = handle.target().ask_local(local, of, cost, within_us, now);

@@ -21,7 +21,7 @@ use super::metrics::{Counted, DescriptorMetrics};
 use crate::config::{
     ChargeRule, Config, DescriptorRule, Domain, Matched, PathValues, REQUEST_LIMITS, UnknownDomain,
 };
-use crate::decision::Decision;
+use crate::decision::{Decision, RETRY_MIN_US};
 use crate::error::ConfigError;
 use crate::key::{Key, KeyWriter};
 use crate::limit::{Limit, Mode};
@@ -423,7 +423,12 @@ impl<'r, 'a> Charge<'r, 'a> {
     /// How the key stands as far as this node knows, and whether it is over its limit for sure. Nothing is told of a key of which
     /// the node has no view.
     fn outcome_of_look(&self, look: Option<Decision>) -> Outcome {
-        let is_over = !self.is_possible || look.is_some_and(|it| it.is_denied() && it.is_sure());
+        // By the store's last word it lacks tokens yet, or it surely does.
+        let is_known = |it: &Decision| {
+            let lasts = it.retry_after() > Duration::from_micros(RETRY_MIN_US);
+            it.is_sure() || it.view_age().is_some() && lasts
+        };
+        let is_over = !self.is_possible || look.is_some_and(|it| it.is_denied() && is_known(&it));
         let decision = look.filter(|it| it.is_sure() || it.view_age().is_some());
         Outcome { is_over, is_charged: false, decision }
     }
@@ -450,8 +455,12 @@ impl<'r, 'a> Charge<'r, 'a> {
     }
 
     /// False if it is over its limit, by a look before it is charged. A limit in shadow mode keeps no other from being charged.
-    async fn charge_unasked(&self, deadline: Option<Instant>, statuses: &mut [Status]) -> bool {
-        let owed = Owed(self);
+    async fn charge_unasked(
+        &self,
+        owed: Owed<'_, '_, '_>,
+        deadline: Option<Instant>,
+        statuses: &mut [Status],
+    ) -> bool {
         let decision = self.limited.part(0, patience(deadline)).ask().await;
         let is_over = !self.is_possible || self.lacks(decision);
         self.tell(Outcome { is_over, is_charged: !is_over, decision: Some(decision) }, statuses);
@@ -499,19 +508,23 @@ async fn statuses(rulings: Rulings<'_>, deadline: Option<Instant>) -> Result<Vec
     let max_wait = limited.iter().map(|limited| limited.limit.max_wait()).max();
     let longest = max_wait.and_then(|max_wait| Instant::now().checked_add(max_wait));
     let deadline = deadline.into_iter().chain(longest).min();
+    let charged = sorted(&limited);
+    let mut charges = charges(&charged);
+    let always = charges.extract_if(.., |charge| charge.limited.charge != ChargeRule::Together);
+    let always: Vec<Charge<'_, '_>> = always.collect();
+    // Before the first wait: who leaves is charged for all of them.
+    let owed = |charge| Charge::is_charged_unasked(charge).then(|| Owed(charge));
+    let owed: Vec<Option<Owed<'_, '_, '_>>> = always.iter().map(owed).collect();
     for limited in limited.iter().filter(|limited| !limited.has_hits_to_charge()) {
         statuses[limited.place] = limited.status(deadline).await;
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
-    let charged = sorted(&limited);
-    let mut charges = charges(&charged);
-    let always = charges.extract_if(.., |charge| charge.limited.charge != ChargeRule::Together);
-    for charge in always.collect::<Vec<_>>() {
-        if charge.is_charged_unasked() {
-            is_over |= !charge.charge_unasked(deadline, &mut statuses).await;
+    for (charge, owed) in always.iter().zip(owed) {
+        if let Some(owed) = owed {
+            is_over |= !charge.charge_unasked(owed, deadline, &mut statuses).await;
             continue;
         }
-        is_over |= !charge_all(std::slice::from_ref(&charge), deadline, &mut statuses).await;
+        is_over |= !charge_all(std::slice::from_ref(charge), deadline, &mut statuses).await;
         charge.charge_rest(&statuses);
     }
     if is_over {

@@ -102,8 +102,10 @@ impl ActiveLimit {
             let limit = self.planned(asked);
             let decision = limit.decide_or_ask(target, cost).await;
             let left_us = deadline.micros_since(self.now());
-            pause_us = if decision.is_sure() { 0 } else { self.longer_pause_us(pause_us) };
             let retry_us = micros(decision.retry_after());
+            // Where it is known when the next token comes, that is when to ask.
+            let is_known = decision.is_sure() || retry_us > RETRY_MIN_US;
+            pause_us = if is_known { 0 } else { self.longer_pause_us(pause_us) };
             let is_over = decision.is_allowed() || retry_us > left_us || self.is_shadow();
             let wait_us = retry_us.max(pause_us.min(left_us));
             if is_over || !self.sleep_in_line(asked, (cost, limit.info), wait_us).await {
@@ -112,7 +114,8 @@ impl ActiveLimit {
         }
     }
 
-    /// The least wait after another unsure answer. An outage or a slow store causes those, and asking sooner would not help.
+    /// The least wait after another answer that is not sure and does not say how long to wait. An outage or a slow store causes those,
+    /// and asking sooner would not help.
     fn longer_pause_us(&self, pause_us: u64) -> u64 {
         let (tick_us, max_wait_us) = (self.state.terms.tick_us, self.state.terms.max_wait_us);
         (2 * pause_us).clamp(max_wait_us, tick_us.max(max_wait_us)).max(RETRY_MIN_US)

@@ -302,6 +302,17 @@ async fn all_callers_in_a_line_follow_what_holds_for_the_key() {
     }
 }
 
+/// The places for callers were taken for tokens.
+#[tokio::test]
+async fn shadow_mode_takes_ahead_what_a_caller_of_many_tokens_would_wait_for() {
+    let (_, limiter, limit) = limiter(Quota::per_second(10).burst(5), 1);
+    limiter.overrides().switch("x", Switch::Shadow).await.unwrap();
+    for denied in [false, false, true] {
+        let decision = limit.until_ready_n("key", 5, 2 * SECOND).await.unwrap();
+        assert_eq!(decision.is_shadow_denied(), denied);
+    }
+}
+
 /// An hour of requests took tokens that nobody would have waited for, and the key was denied for an hour once the limit was on.
 #[tokio::test]
 async fn shadow_mode_takes_no_more_ahead_than_may_wait() {
