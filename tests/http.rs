@@ -114,6 +114,19 @@ fn unreadable_reports_are_charged_to_the_proxy() {
     }
 }
 
+/// A proxy that appends the client's address and then its own public one, as docs/PROXIES.md says of Google Cloud's.
+#[test]
+fn client_is_found_before_the_public_address_that_a_balancer_appends() {
+    let of_balancer = networks(["35.191.0.0/16", "130.211.0.0/22", "34.120.1.1"]);
+    let clients = [ClientIp::peer().behind_networks(of_balancer), ClientIp::peer().behind_hops(2)];
+    for client in &clients {
+        for told in ["203.0.113.9, 34.120.1.1", "8.8.8.8, 203.0.113.9, 34.120.1.1"] {
+            let key = client.key(ip("35.191.0.5"), &reports(&[told]));
+            assert_eq!(&*key, "203.0.113.9", "{client:?}: {told}");
+        }
+    }
+}
+
 #[test]
 fn client_is_the_first_address_that_no_trusted_proxy_has() {
     let chain = reports(&["8.8.8.8, 192.0.2.1", "10.0.0.9"]);

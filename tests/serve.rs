@@ -359,9 +359,8 @@ fn half_of_a_file_that_is_written_when_a_stall_ends_is_not_taken_for_all_of_it()
     // This is the stall: several looks are missed.
     std::thread::sleep(Duration::from_secs(3));
     server.signal("CONT");
-    for _ in 0..10 {
-        assert_eq!(reloads(&server, "refused"), 0, "somebody still writes");
-    }
+    // Once it answers it has looked. The other half comes well within the second until it looks again.
+    assert_eq!(reloads(&server, "refused"), 0, "somebody still writes");
     fs::write(&path, LIMITS.replace("\"5/d\"", "\"8/d\"")).unwrap();
     server.wait_until("taken", |server| reloads(server, "taken") == 1);
     assert_eq!(reloads(&server, "refused"), 0);

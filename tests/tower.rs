@@ -188,14 +188,20 @@ async fn header_that_is_sent_twice_does_not_make_a_request_unlimited() {
     assert_eq!(ask(without_key()).await.status(), StatusCode::TOO_MANY_REQUESTS, "one bucket");
 }
 
-#[tokio::test]
-async fn refusal_releases_inner_permit() {
-    let [limit] = limits([1]);
+/// A service behind the layer that answers one request at a time.
+fn one_at_a_time(
+    limit: &ActiveLimit,
+) -> impl Service<Request<()>, Response = Response<String>, Error = Infallible> + Clone {
     let inner =
         service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) });
     let one_at_a_time = tower::limit::GlobalConcurrencyLimitLayer::new(1);
-    let service =
-        RateLimitLayer::new(RateLimit::new(by_header(&limit))).layer(one_at_a_time.layer(inner));
+    RateLimitLayer::new(RateLimit::new(by_header(limit))).layer(one_at_a_time.layer(inner))
+}
+
+#[tokio::test]
+async fn refusal_releases_inner_permit() {
+    let [limit] = limits([1]);
+    let service = one_at_a_time(&limit);
     let (mut first, mut second) = (service.clone(), service);
     for status in [200, 429] {
         let answer = first.ready().await.unwrap().call(with_key("a")).await.unwrap();
@@ -211,11 +217,7 @@ async fn request_that_is_held_keeps_nothing_that_the_inner_service_has_reserved(
     let queue = LeakyBucket::per_hour(1).queue(Duration::from_secs(7200));
     let limiter = Limiter::builder().limit(Limit::new("api", queue)).clock(&ManualClock::new());
     let limit = limiter.build().unwrap().limit("api").unwrap();
-    let inner =
-        service_fn(|_: Request<()>| async { Ok::<_, Infallible>(Response::new(String::new())) });
-    let one_at_a_time = tower::limit::GlobalConcurrencyLimitLayer::new(1);
-    let service =
-        RateLimitLayer::new(RateLimit::new(by_header(&limit))).layer(one_at_a_time.layer(inner));
+    let service = one_at_a_time(&limit);
     let (mut first, mut second) = (service.clone(), service);
     let answer = first.ready().await.unwrap().call(with_key("a")).await.unwrap();
     assert_eq!(answer.status(), StatusCode::OK);

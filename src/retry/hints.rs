@@ -260,7 +260,7 @@ mod tests {
 
     /// Each answer of a cache closed the pacer for a minute more, though the server had denied nothing.
     #[test]
-    fn what_a_cache_has_kept_tells_nothing_of_the_limit_now() {
+    fn rate_limit_fields_of_a_response_with_an_age_are_not_read() {
         let draft = ("ratelimit", r#""api";r=0;t=60"#);
         for age in ["1", "300"] {
             let hints = read(&[("age", age), draft, ("retry-after", "5")]);

@@ -269,7 +269,7 @@ impl LimitSpec {
 
     /// Refuses a limit that cannot be kept, by flag and value.
     pub(crate) fn validate(&self) -> Result<(), InputError> {
-        // No window or queue lasts as long as such a rate takes for its tokens.
+        // At a rate of 0 a window or a queue would never end.
         if self.rate.tokens == 0 {
             return Err(InputError::flag("--rate", &self.rate.tokens, "must be 1 at least"));
         }
@@ -280,7 +280,7 @@ impl LimitSpec {
         Ok(())
     }
 
-    /// A window has the burst's tokens, and lasts as long as the rate takes for them.
+    /// The error, by its flag. The tokens and the length of a window both come from `--burst`.
     fn refused(&self, error: ConfigError) -> InputError {
         let is_bucket = matches!(self.algorithm, Algorithm::TokenBucket | Algorithm::LeakyBucket);
         match (InputError::of_config(error), is_bucket) {
@@ -367,7 +367,7 @@ impl TraceFlags {
         Ok(Some(trace))
     }
 
-    /// Refuses a trace that lasts longer than a run, such as one with a line of 1970: what is no longer cannot overflow.
+    /// Refuses a trace whose replay would last longer than a run may. One line of 1970 is enough. Times within that cannot overflow.
     fn validate_span(&self, trace: &Trace) -> Result<(), InputError> {
         let span_s = trace.requests.last().map_or(0.0, |last| last.at_us as f64 / 1e6);
         if span_s / self.speed <= RUN_SECONDS_MAX {

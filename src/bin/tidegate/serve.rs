@@ -242,7 +242,7 @@ impl Source {
         }
         let mut before = self.text.clone();
         loop {
-            // The pause follows the look before, however late that was: it is what shows whether somebody still writes.
+            // The pause begins after the last look, however late that was, so that a file that is still written has time to change.
             let is_told = tokio::select! {
                 () = tokio::time::sleep(LOOK_INTERVAL) => false,
                 told = hangup.recv() => told.is_some(),

@@ -146,9 +146,9 @@ async fn bind_unix(path: &Path) -> io::Result<Listener> {
     Ok(Listener::Unix(listener, file))
 }
 
-/// A socket that all users can connect to whom its folder lets in: that takes permission to write, which the umask would keep from
-/// others. It has its mode from the beginning: one that is set afterwards by its path could be set on another file that somebody
-/// has put there. The umask is that of the whole process, which makes no other file while it begins.
+/// Binds a Unix socket of mode 0777: to connect takes permission to write, so that its folder decides who may. The umask sets the mode
+/// when the socket is made, since a mode that is set later by path could hit a file that somebody has put there. The umask is that of
+/// the whole process, which makes no other file at this time.
 fn bind_for_all(path: &Path) -> io::Result<UnixListener> {
     let before = umask(Mode::empty());
     let bound = UnixListener::bind(path);
