@@ -57,7 +57,7 @@ mod warnings;
 #[cfg(feature = "server")]
 pub(crate) use descriptor::MetricKey;
 #[cfg(feature = "server")]
-pub(crate) use descriptor::{ChargeRule, DescriptorRule, Matched, PathValues};
+pub(crate) use descriptor::{ChargeRule, Descriptor, DescriptorRule, PathValues};
 use document::Document;
 pub(crate) use domains::Domain;
 #[cfg(feature = "server")]

@@ -67,13 +67,6 @@ pub(crate) enum ChargeRule {
 /// The values that tell a descriptor's keys apart.
 pub(crate) type PathValues<'v> = SmallVec<[&'v str; 4]>;
 
-/// The descriptor that a request means.
-#[derive(Debug)]
-pub(crate) struct Matched<'a, 'v> {
-    pub(crate) descriptor: &'a Descriptor,
-    pub(crate) values: PathValues<'v>,
-}
-
 /// An entry as metrics name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MetricKey<'a> {
@@ -141,13 +134,15 @@ impl Level {
     }
 
     /// The descriptor to which entries lead, one level each: that of the exact value, else the first pattern that fits, else
-    /// that of all values. There is no way back: if it does not lead on, there is none.
+    /// that of all values. There is no way back: if it does not lead on, there is none. The values that tell its keys apart are
+    /// written into `values`.
     pub(crate) fn find<'a: 'v, 'v>(
         &'a self,
         entries: impl IntoIterator<Item = (&'v str, &'v str)>,
-    ) -> Option<Matched<'a, 'v>> {
+        values: &mut PathValues<'v>,
+    ) -> Option<&'a Descriptor> {
+        values.clear();
         let (mut level, mut matched) = (self, None);
-        let mut values = SmallVec::new();
         for (key, value) in entries {
             let (descriptor, way) = level.0.get(key)?.find(value)?;
             match way {
@@ -158,7 +153,7 @@ impl Level {
             level = &descriptor.level;
             matched = Some(descriptor);
         }
-        matched.map(|descriptor| Matched { descriptor, values })
+        matched
     }
 
     /// How metrics name the entries that lead to a descriptor: by the values and patterns of the file, and where it says so by
@@ -227,7 +222,7 @@ mod tests {
     }
 
     fn found<'a>(level: &'a Level, key: &'a str, value: &'a str) -> Option<&'a str> {
-        level.find([(key, value)]).and_then(|it| it.descriptor.name.as_deref())
+        level.find([(key, value)], &mut PathValues::new()).and_then(|it| it.name.as_deref())
     }
 
     #[test]
@@ -295,7 +290,7 @@ mod tests {
         assert!(!level.add("p", "x", Descriptor::default()), "twice");
         assert!(!level.add("p", "", Descriptor::default()), "twice");
         let is_found = |entries: &[(&'static str, &'static str)]| {
-            level.find(entries.iter().copied()).is_some()
+            level.find(entries.iter().copied(), &mut PathValues::new()).is_some()
         };
         assert!(is_found(&[("p", "x"), ("m", "GET")]) && is_found(&[("p", "y"), ("m", "POST")]));
         assert!(!is_found(&[("p", "x"), ("m", "POST")]), "a sibling would fit");

@@ -54,14 +54,27 @@ type Looks = SmallVec<[Option<Decision>; USUAL]>;
 /// What matters of that before anything is taken.
 type Glances = SmallVec<[Option<Glance>; USUAL]>;
 
-fn glances(parts: &[Part<'_>]) -> Glances {
-    parts.iter().map(Part::glance).collect()
-}
-
 impl<'a, 'k> Takes<'a, 'k> {
     fn new(parts: &'a [Part<'k>]) -> Self {
         let open = parts.iter().map(|part| Some(part.stage())).collect();
         Self { parts, taken: SmallVec::with_capacity(parts.len()), open, denied: None }
+    }
+
+    /// Takes all, if one look says that each part surely has its token here: mostly all of them. False if it does not, or if one
+    /// turns out to be unsure.
+    fn take_what_is_here(&mut self) -> bool {
+        if !self.parts.iter().all(Part::surely_fits) {
+            return false;
+        }
+        for (index, part) in self.parts.iter().enumerate() {
+            let asked = part.asked_at();
+            let Some(decision) = part.decide_if_sure() else { return false };
+            self.add(index, asked, decision);
+            if self.denied.is_some() {
+                break;
+            }
+        }
+        true
     }
 
     /// Decides about those that are still to be decided, stage by stage, until one is denied. `None` if one has to wait.
@@ -82,16 +95,19 @@ impl<'a, 'k> Takes<'a, 'k> {
         Some(())
     }
 
-    /// Decides first about the part with the longest denial that is known: for sure, if the store could be asked.
-    fn begin(parts: &'a [Part<'k>], glances: &Glances) -> Self {
-        let mut takes = Self::new(parts);
+    /// Looks at the parts, and decides first about the one with the longest denial that is known: for sure, if the store could
+    /// be asked.
+    fn look(&mut self) -> Glances {
+        let parts = self.parts;
+        let glances: Glances = parts.iter().map(Part::glance).collect();
         let denial = |((index, part), glance): ((usize, &Part<'_>), &Option<Glance>)| {
             let Glance { is_sure, denied_for } = (*glance)?;
             let is_known = is_sure || part.patience == Patience::None;
             // A request that is held must not take its slot yet.
-            denied_for.filter(|_| is_known && !part.is_held()).map(|wait| (index, wait))
+            let is_first = is_known && !part.is_held() && self.open[index].is_some();
+            denied_for.filter(|_| is_first).map(|wait| (index, wait))
         };
-        let denials = parts.iter().enumerate().zip(glances).filter_map(denial);
+        let denials = parts.iter().enumerate().zip(&glances).filter_map(denial);
         if let Some((index, _)) = denials.max_by_key(|(_, wait)| *wait) {
             let (part, asked) = (&parts[index], parts[index].asked_at());
             // Decided, so that it counts. By now it may be allowed, or no override holds any more: then the store is asked.
@@ -101,10 +117,10 @@ impl<'a, 'k> Takes<'a, 'k> {
                 Some(part.decide())
             };
             if let Some(decision) = decision {
-                takes.add(index, asked, decision);
+                self.add(index, asked, decision);
             }
         }
-        takes
+        glances
     }
 
     #[inline(always)]
@@ -163,30 +179,43 @@ impl Drop for Takes<'_, '_> {
 
 /// Decides about parts of which the store decides none, without waiting. Slots are taken last.
 pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
-    let mut takes = Takes::begin(parts, &glances(parts));
-    // None has to wait.
-    let _ = takes.take_each(&[Stage::Here, Stage::Slot], |part| Some(part.decide()));
+    let mut takes = Takes::new(parts);
+    if !takes.take_what_is_here() {
+        takes.look();
+        // None has to wait.
+        let _ = takes.take_each(&[Stage::Here, Stage::Slot], |part| Some(part.decide()));
+    }
     takes.end()
 }
 
 /// Decides at once, if the request has nothing to wait for. `None`, and nothing is spent, if it has: [ask](ask_all).
 #[cfg(feature = "tower")]
 pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
-    let glances = glances(parts);
-    let mut takes = Takes::begin(parts, &glances);
-    let mut both = parts.iter().zip(&glances);
-    if takes.denied.is_none() && both.any(|(part, glance)| part.has_to_wait(*glance)) {
-        return None;
+    let mut takes = Takes::new(parts);
+    if !takes.take_what_is_here() {
+        let glances = takes.look();
+        let mut both = parts.iter().zip(&glances);
+        if takes.denied.is_none() && both.any(|(part, glance)| part.has_to_wait(*glance)) {
+            return None;
+        }
+        takes.take_each(&[Stage::Here, Stage::Store, Stage::Slot], Part::decide_at_once)?;
     }
-    takes.take_each(&[Stage::Here, Stage::Store, Stage::Slot], Part::decide_at_once)?;
     Some(takes.end())
 }
 
 /// Decides, and asks the store where this node is not sure: first, and at once, about all parts of which a glance says so (it
 /// tells about one token); then about those that turn out to be so, about exact limits and about slots, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
-    let glances = glances(parts);
-    let mut takes = Takes::begin(parts, &glances);
+    let mut takes = Takes::new(parts);
+    if !takes.take_what_is_here() {
+        ask_rest(&mut takes).await;
+    }
+    takes.end()
+}
+
+async fn ask_rest(takes: &mut Takes<'_, '_>) {
+    let parts = takes.parts;
+    let glances = takes.look();
     let mut asked = SmallVec::<[_; USUAL]>::new();
     for (index, (part, glance)) in parts.iter().zip(&glances).enumerate() {
         let is_unsure = glance.is_some_and(|glance| !glance.is_sure);
@@ -216,5 +245,4 @@ pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
             }
         }
     }
-    takes.end()
 }

@@ -11,6 +11,8 @@ use envoy_types::pb::google::protobuf::Duration as PbDuration;
 use serde::de::{Error, IntoDeserializer, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+/// The most descriptors in one request.
+pub(super) const DESCRIPTORS_MAX: usize = 1000;
 /// Remaining requests of what is unlimited.
 const UNLIMITED: u32 = u32::MAX;
 
@@ -96,6 +98,23 @@ pub(crate) enum Code {
     #[default]
     Ok,
     OverLimit,
+}
+
+/// Why a request is not decided.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("domain: is empty: name one")]
+    NoDomain,
+    #[error("descriptors: there is none: a request needs one")]
+    NoDescriptor,
+    #[error("descriptors: there are {0}: at most {DESCRIPTORS_MAX}")]
+    TooManyDescriptors(usize),
+    #[error("descriptors[{place}].limit: {reason}")]
+    OwnLimit { place: usize, reason: String },
+    #[error(
+        "descriptors[{place}].is_negative_hits: {limit} keeps when each token was spent: commit a reservation"
+    )]
+    NegativeHits { place: usize, limit: &'static str },
 }
 
 /// How one descriptor stands. The default is that of one without a limit, or that is not decided yet.

@@ -3,10 +3,11 @@
 //!
 //! `server/envoy.rs` carries them over gRPC and HTTP.
 
+mod charge;
 mod decide;
 mod messages;
 mod metrics;
 
-pub(crate) use decide::{DomainLimits, OwnLimits, Refusal};
-pub(crate) use messages::{Answer, Code, JsonRequest, RateLimitRequest};
+pub(crate) use decide::{DomainLimits, OwnLimits};
+pub(crate) use messages::{Answer, Code, JsonRequest, RateLimitRequest, Refusal};
 pub(crate) use metrics::DescriptorMetrics;

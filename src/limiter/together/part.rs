@@ -97,12 +97,20 @@ impl<'a> Part<'a> {
         Some(look.shadowed(self.limit.is_shadow()))
     }
 
+    /// Whether the key surely has what the part costs on this node, as far as one look at its bucket tells. It spends nothing.
+    pub(super) fn surely_fits(&self) -> bool {
+        let is_plain = self.cost <= 1 && !self.limit.looks_further();
+        is_plain && self.stage() == Stage::Here && self.limit.surely_has_one(self.key)
+    }
+
+    /// Decides about a part that did [fit](Self::surely_fits), if it still is sure.
+    #[inline(always)]
+    pub(super) fn decide_if_sure(&self) -> Option<Decision> {
+        self.limit.decide_if_sure(self.target(), self.cost)
+    }
+
     /// What matters of a look; `None` if only the store knows.
     pub(super) fn glance(&self) -> Option<Glance> {
-        let is_quick = self.cost <= 1 && !self.limit.looks_further();
-        if is_quick && !self.limit.is_decided_by_store() && self.limit.surely_has_one(self.key) {
-            return Some(Glance { is_sure: true, denied_for: None });
-        }
         self.look().map(Glance::from)
     }
 
@@ -254,20 +262,20 @@ impl From<Decision> for Glance {
 impl ActiveLimit {
     /// Whether the key surely has a token on this node, as far as one look at its bucket tells. It spends nothing.
     fn surely_has_one(&self, key: &[u8]) -> bool {
-        let target = Target::key(key);
+        // Limits of this node alone live by a time that is later, if anything: by then the key has no less.
+        let (target, now) = (Target::key(key), self.state.clock.now());
         let alone = match &self.state.buckets {
             Buckets::Alone(alone) => alone,
             Buckets::Leased(table) => {
                 let (scale, plan) = (self.state.terms.scale, self.plan);
                 let ask = Ask { cost: 0, scale, first_credit: 0, plan, can_wait: false };
-                let now = self.state.clock.now();
                 let read =
                     |found: Found<'_, LeaseBucket>| found.bucket.try_decide(found.word, ask, now);
                 let read = target.find_first(table).and_then(read);
                 return read.is_some_and(|read| read.left > 0 && read.is_sure);
             }
         };
-        let (of, now) = ((self.info, self.plan), self.precise_now());
+        let of = (self.info, self.plan);
         match alone {
             AloneBuckets::Turns(local) => target.has_one(local, of, now),
             AloneBuckets::Windows(local) => {

@@ -35,7 +35,7 @@ fn limits() -> Vec<Limit> {
 }
 
 #[tokio::test]
-async fn glance_tells_of_a_look_what_matters_of_it() {
+async fn what_surely_fits_is_allowed_by_a_look_for_sure() {
     let clock = ManualClock::new();
     let time = clock.clone();
     let store = MemoryStore::new().with_time(move || time.now(), 0);
@@ -55,9 +55,10 @@ async fn glance_tells_of_a_look_what_matters_of_it() {
             for patience in [Patience::None, Patience::Store, Patience::Slot] {
                 for cost in 0..=2 {
                     let part = Part { limit: &limit, key, plain: None, cost, patience };
-                    let (glance, look) = (part.glance(), part.look().map(Glance::from));
-                    assert_eq!(glance, look, "{name}: {cost}, {patience:?}");
-                    seen.insert((name, glance.map(|it| (it.is_sure, it.denied_for.is_some()))));
+                    let (fits, look) = (part.surely_fits(), part.look());
+                    let is_allowed = look.is_some_and(|it| it.is_sure() && it.is_allowed());
+                    assert!(is_allowed || !fits, "{name}: {cost}, {patience:?}: {look:?}");
+                    seen.insert((name, fits));
                 }
             }
             if random.bool() {
@@ -73,8 +74,8 @@ async fn glance_tells_of_a_look_what_matters_of_it() {
         }
     }
     for name in &names {
-        let kinds = seen.iter().filter(|(of, _)| *of == name).count();
-        // Of an exact limit only the store knows.
-        assert!(kinds >= if name == "exact" { 1 } else { 2 }, "{name}: {seen:?}");
+        let may_fit = !matches!(&**name, "exact" | "slots" | "shared-slots");
+        assert!(seen.contains(&(name, false)), "{name} always fits");
+        assert_eq!(seen.contains(&(name, true)), may_fit, "{name}");
     }
 }
