@@ -138,12 +138,15 @@ impl<'a> KeyWriter<'a> {
             // Nobody can name another's hashed key, as a part neither.
             part.bytes = SmallVec::from_slice(&self.secret.hashed(&part.bytes));
         }
-        for &byte in &part.bytes {
-            if byte == b'\\' || byte == b':' {
-                self.push(b"\\");
-            }
-            self.push(&[byte]);
+        let is_special = |byte: &u8| matches!(byte, b'\\' | b':');
+        let mut rest = &*part.bytes;
+        while let Some(at) = rest.iter().position(is_special) {
+            self.push(&rest[..at]);
+            self.push(b"\\");
+            self.push(&rest[at..=at]);
+            rest = &rest[at + 1..];
         }
+        self.push(rest);
         written
     }
 

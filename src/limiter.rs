@@ -13,7 +13,8 @@ use crate::bucket::{
 use crate::decision::{Decision, Held, Source};
 use crate::driver::setup::Senders;
 use crate::driver::{
-    AloneBuckets, Buckets, Definition, LimitState, LocalBuckets, NodeState, PinnedKey, Wish,
+    AloneBuckets, Buckets, Definition, LimitState, LocalBuckets, NodeState, PinnedKey, TimeSource,
+    Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
@@ -202,10 +203,15 @@ impl ActiveLimit {
     /// Decides. Inlined, so that the caller does not build parts of a decision that it does not read.
     #[inline(always)]
     fn decide(&self, target: Target<'_>, cost: u32) -> Decision {
+        self.decide_at(target, cost, self.time())
+    }
+
+    #[inline(always)]
+    fn decide_at(&self, target: Target<'_>, cost: u32, time: impl Now) -> Decision {
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
             Buckets::Alone(alone) => {
-                let now = self.precise_now();
+                let now = time.precise();
                 let answer = match alone {
                     AloneBuckets::Turns(local) => {
                         let answer = target.ask_local(local, (self.info, self.plan), cost, 0, now);
@@ -220,7 +226,7 @@ impl ActiveLimit {
                 return self.local_decision(answer, cost, now);
             }
         };
-        let now = self.state.clock.now();
+        let now = time.cached();
         if cost > 0
             && let Some(Found { bucket, word, .. }) = target.find_first(table)
             && let Some(result) =
@@ -260,10 +266,16 @@ impl ActiveLimit {
         self.decision(is_allowed, is_sure, Source::Local(standing), cost, now)
     }
 
+    /// The time of a decision.
+    #[inline(always)]
+    fn time(&self) -> (Timestamp, &TimeSource) {
+        (self.state.clock.now(), &self.shared.node.time)
+    }
+
     /// The time as limits of this node alone need it.
     #[inline(always)]
     fn precise_now(&self) -> Timestamp {
-        self.shared.node.time.precise(self.state.clock.now())
+        self.time().precise()
     }
 
     /// What is told of a result.
@@ -321,18 +333,19 @@ impl ActiveLimit {
         if let Some(decision) = self.decide_without_lease(target.key, cost).await {
             return decision;
         }
-        match self.decide_if_sure(target, cost) {
+        match self.decide_if_sure(target, cost, self.time()) {
             Some(decision) => decision,
             None => self.hold(target.key).ask_store(cost).await,
         }
     }
 
     /// A decision that is sure, or that nothing can be asked about. `None`: [ask the store](Handle::ask_store).
-    fn decide_if_sure(&self, target: Target<'_>, cost: u32) -> Option<Decision> {
+    #[inline(always)]
+    fn decide_if_sure(&self, target: Target<'_>, cost: u32, time: impl Now) -> Option<Decision> {
         let Buckets::Leased(table) = &self.state.buckets else {
-            return Some(self.decide(target, cost));
+            return Some(self.decide_at(target, cost, time));
         };
-        let now = self.state.clock.now();
+        let now = time.cached();
         let result = self.ask_leased(table, target, cost, true, now);
         (result.verdict != Verdict::Unsure).then(|| self.lease_decision(&result, cost, now))
     }
@@ -525,7 +538,7 @@ impl Handle {
             // Of keys without a place, and of limits that keep none here.
             return self.limit.decide_or_ask(self.target(), cost).await;
         }
-        match self.limit.decide_if_sure(self.target(), cost) {
+        match self.limit.decide_if_sure(self.target(), cost, self.limit.time()) {
             Some(decision) => decision,
             None => self.ask_store(cost).await,
         }

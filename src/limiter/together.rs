@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use self::part::{Glance, Part, Patience, Stage, USUAL, fewer_left};
 use super::settle::Allowed;
 use crate::decision::Decision;
-use crate::time::Timestamp;
+use crate::time::{Now, Timestamp};
 
 pub(crate) mod part;
 
@@ -63,13 +63,13 @@ impl<'a, 'k> Takes<'a, 'k> {
     /// Takes all, if one look says that each part surely has its token here: mostly all of them. False if it does not, or if one
     /// turns out to be unsure.
     fn take_what_is_here(&mut self) -> bool {
+        let Some(moment) = &self.parts.first().map(Part::moment) else { return true };
         if !self.parts.iter().all(Part::surely_fits) {
             return false;
         }
         for (index, part) in self.parts.iter().enumerate() {
-            let asked = part.asked_at();
-            let Some(decision) = part.decide_if_sure() else { return false };
-            self.add(index, asked, decision);
+            let Some(decision) = part.decide_if_sure(moment) else { return false };
+            self.add(index, moment.cached(), decision);
             if self.denied.is_some() {
                 break;
             }

@@ -275,7 +275,8 @@ impl ActiveLimit {
             return None;
         }
         // Another request may have been quicker: then this one waits too.
-        self.decide_if_sure(target, cost).filter(|decision| !has_queue || decision.is_allowed())
+        let decision = self.decide_if_sure(target, cost, self.time());
+        decision.filter(|decision| !has_queue || decision.is_allowed())
     }
 
     /// How long a request of this limit may wait for its slot.

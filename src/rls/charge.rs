@@ -1,25 +1,24 @@
 //! Charges the descriptors of a request that have limits, and tells how each stands.
 
+use std::borrow::Cow;
 use std::hash::BuildHasher;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::fast::FixedState;
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::messages::{Code, CurrentLimit, Descriptor as Asked, Refusal, Shadow, Status, Unit};
+use super::messages::{
+    Code, CurrentLimit, Descriptor as Asked, OwnLimit, Refusal, Shadow, Status, Unit,
+};
 use crate::config::ChargeRule;
 use crate::decision::{Decision, RETRY_MIN_US};
-use crate::key::Key;
+use crate::key::{Key, KeyWriter};
 use crate::limit::Mode;
 use crate::limiter::AsyncLimit;
 use crate::limiter::together::part::{Part, Patience};
 use crate::limiter::together::{Together, ask_all};
-
-/// Most keys have no more.
-const KEY_BYTES: usize = 32;
 
 /// What holds for the descriptors of a request.
 pub(super) struct Rulings<'a> {
@@ -46,13 +45,54 @@ impl Deref for LimitOf<'_> {
     }
 }
 
+/// The values of a key: as a tuple of them.
+pub(super) struct Values<'s, 'a> {
+    pub(super) values: &'s [&'a str],
+    /// A limit of the request's own. The key begins with it, so that each such limit counts for itself.
+    pub(super) own: Option<OwnLimit>,
+}
+
+impl<'a> Values<'_, 'a> {
+    /// The one that is the key as it is.
+    fn only(&self) -> Option<&'a str> {
+        match (self.values, self.own) {
+            ([value], None) => Some(value),
+            _ => None,
+        }
+    }
+}
+
+impl Key for Values<'_, '_> {
+    fn held_bytes(&self) -> Option<&[u8]> {
+        self.only().and_then(Key::held_bytes)
+    }
+
+    fn write(&self, writer: &mut KeyWriter<'_>) {
+        if let Some(held) = self.held_bytes() {
+            return writer.push(held);
+        }
+        if let Some(own) = self.own {
+            let OwnLimit { requests_per_unit, unit } = own;
+            requests_per_unit.write(writer);
+            writer.push(b"/");
+            unit.map_or(0, |unit| unit.period().as_secs()).write(writer);
+        }
+        for (place, value) in self.values.iter().enumerate() {
+            if place > 0 || self.own.is_some() {
+                writer.push(b":");
+            }
+            writer.push_part_of(|part| value.write(part));
+        }
+    }
+}
+
 /// A descriptor that has a limit.
 pub(super) struct Limited<'a> {
     /// Its place in the request.
     place: usize,
     limit: LimitOf<'a>,
     /// What the limiter knows its values by.
-    key: SmallVec<[u8; KEY_BYTES]>,
+    key: Cow<'a, [u8]>,
     /// The key before it is hashed, if overrides look for that.
     plain: Option<Arc<[u8]>>,
     /// 0 looks, and charges nothing.
@@ -63,16 +103,19 @@ pub(super) struct Limited<'a> {
 }
 
 impl<'a> Limited<'a> {
-    #[inline]
+    /// Inlined, as is what else a list of descriptors is built of: a processor waits that copies what it has just written.
+    #[inline(always)]
     pub(super) fn new(
         limit: LimitOf<'a>,
-        values: &impl Key,
+        values: &Values<'_, 'a>,
         charge: ChargeRule,
         (place, asked): (usize, &Asked<'_>),
     ) -> Self {
+        let secret = &limit.0.shared.secret;
+        let held = values.only().and_then(|value| secret.held_name(value));
         Self {
             place,
-            key: SmallVec::from_slice(&limit.0.shared.secret.name(values)),
+            key: held.map_or_else(|| Cow::Owned(secret.name(values).to_vec()), Cow::Borrowed),
             plain: limit.0.plain_for_overrides(values),
             limit,
             hits: asked.hits,
@@ -126,6 +169,7 @@ struct ToCharge<'r, 'a> {
 }
 
 impl<'r, 'a> ToCharge<'r, 'a> {
+    #[inline(always)]
     fn new(limited: &'r Limited<'a>) -> Self {
         let hash = FixedState::default().hash_one((limited.limit.place(), &*limited.key));
         Self { hash, limited }
@@ -148,6 +192,7 @@ struct Charge<'r, 'a> {
 }
 
 impl<'r, 'a> Charge<'r, 'a> {
+    #[inline(always)]
     fn new(descriptors: &'r [ToCharge<'r, 'a>]) -> Self {
         let limited = descriptors[0].limited;
         let cost = descriptors.iter().fold(0, |cost: u32, it| cost.saturating_add(it.limited.hits));
@@ -176,9 +221,8 @@ impl<'r, 'a> Charge<'r, 'a> {
 
     /// Writes how it ended into the statuses of its descriptors.
     fn tell(&self, outcome: Outcome<'_>, statuses: &mut [Status]) {
-        let status = status(&self.limited.limit, outcome);
         for charged in self.descriptors {
-            statuses[charged.limited.place] = status;
+            statuses[charged.limited.place] = status(&self.limited.limit, outcome);
         }
     }
 
@@ -353,6 +397,7 @@ fn tell_looks(charges: &[Charge<'_, '_>], statuses: &mut [Status]) -> bool {
     fits
 }
 
+#[inline(always)]
 fn status(limit: &AsyncLimit, Outcome { is_over, is_charged, decision }: Outcome<'_>) -> Status {
     let is_shadow = limit.0.is_shadow();
     let is_shadow_denied = is_over && is_shadow || decision.is_some_and(Decision::is_shadow_denied);

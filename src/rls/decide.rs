@@ -9,7 +9,7 @@ use dashmap::DashMap;
 use foldhash::fast::FixedState;
 use tokio::time::Instant;
 
-use super::charge::{LimitOf, Limited, Rulings, charged};
+use super::charge::{LimitOf, Limited, Rulings, Values, charged};
 use super::messages::{
     Answer, Code, DESCRIPTORS_MAX, Descriptor as Asked, Entry, Header, OwnLimit, RateLimitRequest,
     Refusal, Shadow, Status,
@@ -20,7 +20,6 @@ use crate::config::{
     UnknownDomain,
 };
 use crate::error::ConfigError;
-use crate::key::{Key, KeyWriter};
 use crate::limit::Limit;
 use crate::limiter::{AsyncLimit, Limiter};
 use crate::quota::Quota;
@@ -56,8 +55,8 @@ impl OwnLimits {
         &self,
         own: OwnLimit,
         limiter: &Limiter,
-        domain: &str,
-        (place, asked): (usize, &Asked<'_>),
+        domain: &'a str,
+        (place, asked): (usize, &'a Asked<'_>),
     ) -> Result<Limited<'a>, String> {
         let entries = asked.entries.iter().flat_map(|entry| [&*entry.key, &*entry.value]);
         let values: PathValues<'_> = iter::once(domain).chain(entries).collect();
@@ -83,40 +82,6 @@ impl OwnLimits {
         let limit = Arc::new(limit.map_err(|error| error.to_string())?);
         self.0.insert(own, limit.clone());
         Ok(limit)
-    }
-}
-
-/// The values of a key: as a tuple of them.
-struct Values<'a> {
-    values: &'a [&'a str],
-    /// A limit of the request's own. The key begins with it, so that each such limit counts for itself.
-    own: Option<OwnLimit>,
-}
-
-impl Key for Values<'_> {
-    fn held_bytes(&self) -> Option<&[u8]> {
-        match (self.values, self.own) {
-            ([value], None) => value.held_bytes(),
-            _ => None,
-        }
-    }
-
-    fn write(&self, writer: &mut KeyWriter<'_>) {
-        if let Some(held) = self.held_bytes() {
-            return writer.push(held);
-        }
-        if let Some(own) = self.own {
-            let OwnLimit { requests_per_unit, unit } = own;
-            requests_per_unit.write(writer);
-            writer.push(b"/");
-            unit.map_or(0, |unit| unit.period().as_secs()).write(writer);
-        }
-        for (place, value) in self.values.iter().enumerate() {
-            if place > 0 || self.own.is_some() {
-                writer.push(b":");
-            }
-            writer.push_part_of(|part| value.write(part));
-        }
     }
 }
 
@@ -209,7 +174,7 @@ impl DomainLimits {
     fn rulings<'a>(
         &'a self,
         domain: &'a Domain,
-        request: &RateLimitRequest<'_>,
+        request: &'a RateLimitRequest<'_>,
     ) -> Result<Rulings<'a>, Refusal> {
         let RateLimitRequest { domain: name, descriptors } = request;
         let (replaced, all) = (replaced(domain, descriptors), descriptors.len());

@@ -343,6 +343,8 @@ impl From<Code> for i32 {
 }
 
 impl From<Status> for pb_response::DescriptorStatus {
+    /// Inlined: a processor waits that copies what it has just written.
+    #[inline(always)]
     fn from(status: Status) -> Self {
         let current_limit = status.current_limit.map(|limit| pb_response::RateLimit {
             name: String::new(),
@@ -372,7 +374,11 @@ impl From<Answer> for pb::RateLimitResponse {
         };
         Self {
             overall_code: answer.overall_code.into(),
-            statuses: answer.statuses.into_iter().map(Into::into).collect(),
+            statuses: answer
+                .statuses
+                .into_iter()
+                .map(pb_response::DescriptorStatus::from)
+                .collect(),
             response_headers_to_add: answer
                 .response_headers_to_add
                 .into_iter()

@@ -6,14 +6,14 @@ use std::time::Duration;
 use crate::algorithm::{Rule, StateRule};
 use crate::bucket::{Ask, Found, LeaseBucket, LocalAnswer, LocalAsk, TableBucket};
 use crate::decision::{Decision, Source};
-use crate::driver::{AloneBuckets, Buckets, LocalBuckets};
+use crate::driver::{AloneBuckets, Buckets, LocalBuckets, Moment};
 use crate::error::CheckError;
 use crate::limit::LimitInfo;
 use crate::limiter::overrides::LookedUp;
 #[cfg(feature = "server")]
 use crate::limiter::settle::Allowed;
 use crate::limiter::{ActiveLimit, Target};
-use crate::time::Timestamp;
+use crate::time::{Now, Timestamp};
 
 /// Most requests have at most so many limits.
 pub(in crate::limiter) const USUAL: usize = 4;
@@ -105,8 +105,14 @@ impl<'a> Part<'a> {
 
     /// Decides about a part that did [fit](Self::surely_fits), if it still is sure.
     #[inline(always)]
-    pub(super) fn decide_if_sure(&self) -> Option<Decision> {
-        self.limit.decide_if_sure(self.target(), self.cost)
+    pub(super) fn decide_if_sure(&self, time: impl Now) -> Option<Decision> {
+        self.limit.decide_if_sure(self.target(), self.cost, time)
+    }
+
+    /// The time of a decision about several parts.
+    pub(super) fn moment(&self) -> Moment<'_> {
+        let (cached, source) = self.limit.time();
+        Moment::new(cached, source)
     }
 
     /// What matters of a look; `None` if only the store knows.
