@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::hash::BuildHasher;
+use std::iter;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +25,16 @@ use crate::limiter::together::{Together, ask_all};
 pub(super) struct Rulings<'a> {
     /// How each of them stands; those that have a limit do not yet.
     pub(super) statuses: Vec<Status>,
-    /// Those that have a limit.
-    pub(super) limited: Vec<Limited<'a>>,
+    /// Those of them that have a limit.
+    pub(super) limited: Vec<Option<Limited<'a>>>,
+}
+
+impl Rulings<'_> {
+    /// No descriptor has a limit yet.
+    pub(super) fn new(descriptors: usize) -> Self {
+        let limited = iter::repeat_with(|| None).take(descriptors).collect();
+        Self { statuses: vec![Status::default(); descriptors], limited }
+    }
 }
 
 /// The limit of a descriptor: of the file, or one that the request has brought.
@@ -115,7 +124,10 @@ impl<'a> Limited<'a> {
         let held = values.only().and_then(|value| secret.held_name(value));
         Self {
             place,
-            key: held.map_or_else(|| Cow::Owned(secret.name(values).to_vec()), Cow::Borrowed),
+            key: match held {
+                Some(held) => Cow::Borrowed(held),
+                None => Cow::Owned(secret.name(values).to_vec()),
+            },
             plain: limit.0.plain_for_overrides(values),
             limit,
             hits: asked.hits,
@@ -287,7 +299,7 @@ pub(super) async fn charged(
     let Rulings { mut statuses, limited } = rulings;
     give_back(&limited)?;
     // All together wait no longer than one of them would.
-    let max_wait = limited.iter().map(|limited| limited.limit.max_wait()).max();
+    let max_wait = limited.iter().flatten().map(|limited| limited.limit.max_wait()).max();
     let longest = max_wait.and_then(|max_wait| Instant::now().checked_add(max_wait));
     let deadline = deadline.into_iter().chain(longest).min();
     let sorted = sorted(&limited);
@@ -297,7 +309,7 @@ pub(super) async fn charged(
     // Before the first wait: who leaves is charged for all of them.
     let owed = |charge| Charge::is_charged_unasked(charge).then(|| Owed(charge));
     let owed: Vec<Option<Owed<'_, '_, '_>>> = always.iter().map(owed).collect();
-    for limited in limited.iter().filter(|limited| !limited.has_hits_to_charge()) {
+    for limited in limited.iter().flatten().filter(|limited| !limited.has_hits_to_charge()) {
         statuses[limited.place] = limited.status(deadline).await;
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
@@ -318,13 +330,13 @@ pub(super) async fn charged(
 }
 
 /// Gives hits back, before anything is charged. One that cannot is found before the first goes back.
-fn give_back(all: &[Limited<'_>]) -> Result<(), Refusal> {
-    for Limited { place, limit, .. } in all.iter().filter(|limited| limited.is_negative) {
+fn give_back(all: &[Option<Limited<'_>>]) -> Result<(), Refusal> {
+    for Limited { place, limit, .. } in all.iter().flatten().filter(|limited| limited.is_negative) {
         if !limit.can_give_back() {
             return Err(Refusal::NegativeHits { place: *place, limit: limit.name() });
         }
     }
-    for limited in all {
+    for limited in all.iter().flatten() {
         if let Limited { limit, key, plain, hits: 1.., is_negative: true, .. } = limited {
             limit.give_back(key, plain.as_deref(), limited.hits);
         }
@@ -338,9 +350,10 @@ fn patience(deadline: Option<Instant>) -> Patience {
 }
 
 /// The descriptors that are charged, those of one key together.
-fn sorted<'r, 'a>(limited: &'r [Limited<'a>]) -> Vec<ToCharge<'r, 'a>> {
+fn sorted<'r, 'a>(limited: &'r [Option<Limited<'a>>]) -> Vec<ToCharge<'r, 'a>> {
     let mut sorted = Vec::with_capacity(limited.len());
-    sorted.extend(limited.iter().filter(|limited| limited.has_hits_to_charge()).map(ToCharge::new));
+    let to_charge = limited.iter().flatten().filter(|limited| limited.has_hits_to_charge());
+    sorted.extend(to_charge.map(ToCharge::new));
     sorted.sort_unstable_by_key(|it| it.hash);
     sorted
 }

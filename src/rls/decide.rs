@@ -177,34 +177,35 @@ impl DomainLimits {
         request: &'a RateLimitRequest<'_>,
     ) -> Result<Rulings<'a>, Refusal> {
         let RateLimitRequest { domain: name, descriptors } = request;
-        let (replaced, all) = (replaced(domain, descriptors), descriptors.len());
-        let (mut statuses, mut limited) = (Vec::with_capacity(all), Vec::with_capacity(all));
+        let (replaced, mut rulings) =
+            (replaced(domain, descriptors), Rulings::new(descriptors.len()));
         let mut values = PathValues::new();
         for (place, asked) in descriptors.iter().enumerate() {
             // The rule of a descriptor that brings its own limit does not apply, and cannot be replaced.
             if let Some(own) = asked.limit {
-                let is_denied = own.requests_per_unit == 0;
-                statuses.push(if is_denied { Status::denied() } else { Status::default() });
-                if !is_denied {
-                    let found = self.own.limited(own, &self.limiter, name, (place, asked));
-                    limited.push(found.map_err(|reason| Refusal::OwnLimit { place, reason })?);
+                if own.requests_per_unit == 0 {
+                    rulings.statuses[place] = Status::denied();
+                    continue;
                 }
+                let found = self.own.limited(own, &self.limiter, name, (place, asked));
+                let found = found.map_err(|reason| Refusal::OwnLimit { place, reason })?;
+                rulings.limited[place] = Some(found);
                 continue;
             }
             let found = find(domain, asked.entries, &mut values);
-            statuses.push(match found.and_then(|found| rule(found, &replaced)) {
-                None => Status::default(),
-                Some(DescriptorRule::Unlimited) => Status::unlimited(),
-                Some(DescriptorRule::Deny) => Status::denied(),
+            match found.and_then(|found| rule(found, &replaced)) {
+                None => {}
+                Some(DescriptorRule::Unlimited) => rulings.statuses[place] = Status::unlimited(),
+                Some(DescriptorRule::Deny) => rulings.statuses[place] = Status::denied(),
                 Some(DescriptorRule::Limit { limit, charge }) => {
                     let limit = LimitOf::File(&self.limits[*limit]);
                     let values = Values { values: &values, own: None };
-                    limited.push(Limited::new(limit, &values, *charge, (place, asked)));
-                    Status::default()
+                    let limited = || Limited::new(limit, &values, *charge, (place, asked));
+                    rulings.limited[place].get_or_insert_with(limited);
                 }
-            });
+            }
         }
-        Ok(Rulings { statuses, limited })
+        Ok(rulings)
     }
 }
 
