@@ -11,10 +11,13 @@ pub(crate) mod part;
 
 /// What several limits say of a request.
 pub(crate) enum Together {
-    /// All were charged: the place of each part and what it was allowed, in order.
-    Allowed(SmallVec<[(usize, Allowed); USUAL]>),
+    /// All were charged, in order.
+    Allowed(Taken),
     Denied(TogetherDenied),
 }
+
+/// The places of parts, and what they were allowed.
+pub(crate) type Taken = SmallVec<[(usize, Allowed); USUAL]>;
 
 /// None was charged.
 #[allow(dead_code, reason = "layers and the service tell of each limit")]
@@ -41,7 +44,7 @@ impl Together {
 /// What was spent of several limits. Unless all of them allow the request, it goes back, the last first.
 struct Takes<'a, 'k> {
     parts: &'a [Part<'k>],
-    taken: SmallVec<[(usize, Allowed); USUAL]>,
+    taken: Taken,
     /// The stage of each part that is still to be decided.
     open: SmallVec<[Option<Stage>; USUAL]>,
     /// The first denial.
@@ -175,6 +178,15 @@ impl Drop for Takes<'_, '_> {
     fn drop(&mut self) {
         self.give_back();
     }
+}
+
+/// Takes all parts, if one look says that each surely has its token here. `None`, and nothing is spent, if it does not, or if
+/// another request was quicker: [ask](ask_all).
+#[cfg(feature = "server")]
+pub(crate) fn take_if_here(parts: &[Part<'_>]) -> Option<Taken> {
+    let mut takes = Takes::new(parts);
+    let are_taken = takes.take_what_is_here() && takes.denied.is_none();
+    are_taken.then(|| std::mem::take(&mut takes.taken))
 }
 
 /// Decides about parts of which the store decides none, without waiting. Slots are taken last.

@@ -19,7 +19,7 @@ use crate::key::{Key, KeyWriter};
 use crate::limit::Mode;
 use crate::limiter::AsyncLimit;
 use crate::limiter::together::part::{Part, Patience};
-use crate::limiter::together::{Together, ask_all};
+use crate::limiter::together::{Together, ask_all, take_if_here};
 
 /// What holds for the descriptors of a request.
 pub(super) struct Rulings<'a> {
@@ -297,6 +297,19 @@ pub(super) async fn charged(
     deadline: Option<Instant>,
 ) -> Result<Vec<Status>, Refusal> {
     let Rulings { mut statuses, limited } = rulings;
+    if charge_here(&limited, &mut statuses) {
+        return Ok(statuses);
+    }
+    // In a box, so that requests that never wait do not carry the place of those that do.
+    Box::pin(charged_in_order(Rulings { statuses, limited }, deadline)).await
+}
+
+/// The same where looks, costs in any case, or the store may be asked for.
+async fn charged_in_order(
+    rulings: Rulings<'_>,
+    deadline: Option<Instant>,
+) -> Result<Vec<Status>, Refusal> {
+    let Rulings { mut statuses, limited } = rulings;
     give_back(&limited)?;
     // All together wait no longer than one of them would.
     let max_wait = limited.iter().flatten().map(|limited| limited.limit.max_wait()).max();
@@ -327,6 +340,26 @@ pub(super) async fn charged(
         charge_all(&charges, deadline, &mut statuses).await;
     }
     Ok(statuses)
+}
+
+/// Charges all limits at once, if none is always charged and each surely has enough here. Mostly so; if not, nothing is charged.
+fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool {
+    let all = || limited.iter().flatten();
+    let is_plain = |it: &Limited<'_>| it.has_hits_to_charge() && it.charge == ChargeRule::Together;
+    if statuses.iter().any(|status| status.code == Code::OverLimit) || !all().all(is_plain) {
+        return false;
+    }
+    let mut parts = Vec::with_capacity(limited.len());
+    for limited in all() {
+        parts.push(limited.part(limited.hits, Patience::None));
+    }
+    let Some(taken) = take_if_here(&parts) else { return false };
+    for (limited, (_, allowed)) in all().zip(&taken) {
+        let decision = Some(&allowed.decision);
+        let outcome = Outcome { is_over: false, is_charged: true, decision };
+        statuses[limited.place] = status(&limited.limit, outcome);
+    }
+    true
 }
 
 /// Gives hits back, before anything is charged. One that cannot is found before the first goes back.
