@@ -41,7 +41,7 @@ mod slot_keys;
 mod store_decisions;
 mod updates;
 
-pub(crate) use clock::{Moment, TimeSource};
+pub(crate) use clock::TimeSource;
 pub(crate) use definition::{Definition, LimitParts};
 use evictor::Evictor;
 use exact::ExactCalls;

@@ -13,8 +13,7 @@ use crate::bucket::{
 use crate::decision::{Decision, Held, Source};
 use crate::driver::setup::Senders;
 use crate::driver::{
-    AloneBuckets, Buckets, Definition, LimitState, LocalBuckets, NodeState, PinnedKey, TimeSource,
-    Wish,
+    AloneBuckets, Buckets, Definition, LimitState, LocalBuckets, NodeState, PinnedKey, Wish,
 };
 use crate::error::{CheckError, ConfigError, ShutdownError, StoreError};
 use crate::key::{Key, KeySecret};
@@ -207,11 +206,11 @@ impl ActiveLimit {
     }
 
     #[inline(always)]
-    fn decide_at(&self, target: Target<'_>, cost: u32, time: impl Now) -> Decision {
+    fn decide_at(&self, target: Target<'_>, cost: u32, at: impl Now) -> Decision {
         let table = match &self.state.buckets {
             Buckets::Leased(table) => table,
             Buckets::Alone(alone) => {
-                let now = time.precise();
+                let now = at.precise();
                 let answer = match alone {
                     AloneBuckets::Turns(local) => {
                         let answer = target.ask_local(local, (self.info, self.plan), cost, 0, now);
@@ -226,7 +225,7 @@ impl ActiveLimit {
                 return self.local_decision(answer, cost, now);
             }
         };
-        let now = time.cached();
+        let now = at.cached();
         if cost > 0
             && let Some(Found { bucket, word, .. }) = target.find_first(table)
             && let Some(result) =
@@ -264,18 +263,6 @@ impl ActiveLimit {
     fn local_decision(&self, answer: LocalAnswer, cost: u32, now: Timestamp) -> Decision {
         let LocalAnswer { is_allowed, is_sure, standing } = answer;
         self.decision(is_allowed, is_sure, Source::Local(standing), cost, now)
-    }
-
-    /// The time of a decision.
-    #[inline(always)]
-    fn time(&self) -> (Timestamp, &TimeSource) {
-        (self.state.clock.now(), &self.shared.node.time)
-    }
-
-    /// The time as limits of this node alone need it.
-    #[inline(always)]
-    fn precise_now(&self) -> Timestamp {
-        self.time().precise()
     }
 
     /// What is told of a result.
@@ -341,11 +328,11 @@ impl ActiveLimit {
 
     /// A decision that is sure, or that nothing can be asked about. `None`: [ask the store](Handle::ask_store).
     #[inline(always)]
-    fn decide_if_sure(&self, target: Target<'_>, cost: u32, time: impl Now) -> Option<Decision> {
+    fn decide_if_sure(&self, target: Target<'_>, cost: u32, at: impl Now) -> Option<Decision> {
         let Buckets::Leased(table) = &self.state.buckets else {
-            return Some(self.decide_at(target, cost, time));
+            return Some(self.decide_at(target, cost, at));
         };
-        let now = time.cached();
+        let now = at.cached();
         let result = self.ask_leased(table, target, cost, true, now);
         (result.verdict != Verdict::Unsure).then(|| self.lease_decision(&result, cost, now))
     }

@@ -72,14 +72,12 @@ impl Now for Timestamp {
 }
 
 /// One moment by a node's clock, whose cached time may be behind.
-#[cfg(any(test, feature = "sim"))]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reading {
     pub(crate) cached: Timestamp,
     pub(crate) precise: Timestamp,
 }
 
-#[cfg(any(test, feature = "sim"))]
 impl Now for Reading {
     fn cached(&self) -> Timestamp {
         self.cached

@@ -683,11 +683,11 @@ async fn costs_looks_and_requests_that_are_not_decided() {
         // More than it ever admits.
         (with(entry.clone(), json!(11)), 429, "OVER 0"),
         (with(hits(json!(1_000_000_000_u64)), json!(1)), 429, "OVER 0"),
-        // One key twice pays twice.
+        // One key twice pays twice, and each tells what was left after it.
         (
             json!({"domain": "d", "descriptors": [entry, entry], "hitsAddend": 2}),
             200,
-            "OK 0 & OK 0",
+            "OK 2 & OK 0",
         ),
         (with(hits(json!(0)), json!(7)), 200, "OK 0"),
     ];
@@ -703,6 +703,36 @@ async fn costs_looks_and_requests_that_are_not_decided() {
     ] {
         let answer = ask(&service, &body).await;
         assert_eq!(answer.0, status, "{body}: {}", answer.1);
+    }
+}
+
+/// Whether each costs one token, which a look finds, or two.
+#[tokio::test]
+async fn one_key_twice_pays_twice_or_nothing_is_charged() {
+    for hits in [1, 2] {
+        let toml = format!(
+            "[domains.d.a]\nquota = \"{}/h\"\n[domains.d.b]\nquota = \"{}/h\"\n",
+            3 * hits,
+            9 * hits
+        );
+        let service = service(&toml);
+        let entry = |key: &str| json!({"entries": [{"key": key, "value": "x"}]});
+        let (a, b) = (entry("a"), entry("b"));
+        let body = json!({"domain": "d", "descriptors": [a, b, a], "hitsAddend": hits});
+        let expected = format!("OK {} & OK {} & OK {hits}", 2 * hits, 8 * hits);
+        let answer = ask(&service, &body).await;
+        assert_eq!((answer.0, &*shown(&answer.1)), (200, &*expected), "{hits}");
+        // One is left of `a`, for the first of the two.
+        let answer = ask(&service, &body).await;
+        assert_eq!(answer.0, 429, "{hits}: {}", answer.1);
+        let rest = json!({"domain": "d", "descriptors": [a, b], "hitsAddend": hits});
+        let expected = format!("OK 0 & OK {}", 7 * hits);
+        let answer = ask(&service, &rest).await;
+        assert_eq!(
+            (answer.0, &*shown(&answer.1)),
+            (200, &*expected),
+            "{hits}: nothing was charged"
+        );
     }
 }
 

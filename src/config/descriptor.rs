@@ -135,7 +135,7 @@ impl Level {
 
     /// The descriptor to which entries lead, one level each: that of the exact value, else the first pattern that fits, else
     /// that of all values. There is no way back: if it does not lead on, there is none. The values that tell its keys apart are
-    /// written into `values`.
+    /// in `values` then, in place of what was there.
     pub(crate) fn find<'a: 'v, 'v>(
         &'a self,
         entries: impl IntoIterator<Item = (&'v str, &'v str)>,

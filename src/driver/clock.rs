@@ -8,7 +8,6 @@
     reason = "this and the counter read clocks; this sleeps and owns the ticker thread"
 )]
 
-use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -205,29 +204,6 @@ impl Now for (Timestamp, &TimeSource) {
 
     fn precise(&self) -> Timestamp {
         self.1.precise(self.0)
-    }
-}
-
-/// One time for several decisions, precise if one of them needs that.
-pub(crate) struct Moment<'a> {
-    cached: Timestamp,
-    source: &'a TimeSource,
-    precise: OnceCell<Timestamp>,
-}
-
-impl<'a> Moment<'a> {
-    pub(crate) fn new(cached: Timestamp, source: &'a TimeSource) -> Self {
-        Self { cached, source, precise: OnceCell::new() }
-    }
-}
-
-impl Now for &Moment<'_> {
-    fn cached(&self) -> Timestamp {
-        self.cached
-    }
-
-    fn precise(&self) -> Timestamp {
-        *self.precise.get_or_init(|| self.source.precise(self.cached))
     }
 }
 

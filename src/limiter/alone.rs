@@ -5,10 +5,22 @@ use super::{ActiveLimit, Target};
 use crate::algorithm::TurnRule;
 use crate::bucket::LocalAnswer;
 use crate::decision::Decision;
-use crate::driver::{AloneBuckets, Buckets, SlotRequest};
-use crate::time::Timestamp;
+use crate::driver::{AloneBuckets, Buckets, SlotRequest, TimeSource};
+use crate::time::{Now, Timestamp};
 
 impl ActiveLimit {
+    /// The time of a decision.
+    #[inline(always)]
+    pub(super) fn time(&self) -> (Timestamp, &TimeSource) {
+        (self.state.clock.now(), &self.shared.node.time)
+    }
+
+    /// The time as limits of this node alone need it.
+    #[inline(always)]
+    pub(super) fn precise_now(&self) -> Timestamp {
+        self.time().precise()
+    }
+
     /// Asks a bucket of this node alone, as a call, so that callers have the code of one path only.
     #[inline(never)]
     pub(super) fn ask_alone(

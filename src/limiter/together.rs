@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use self::part::{Glance, Part, Patience, Stage, USUAL, fewer_left};
 use super::settle::Allowed;
 use crate::decision::Decision;
-use crate::time::{Now, Timestamp};
+use crate::time::Timestamp;
 
 pub(crate) mod part;
 
@@ -16,7 +16,7 @@ pub(crate) enum Together {
     Denied(TogetherDenied),
 }
 
-/// The places of parts, and what they were allowed.
+/// For each part that was taken: its place, and what it was allowed.
 pub(crate) type Taken = SmallVec<[(usize, Allowed); USUAL]>;
 
 /// None was charged.
@@ -63,16 +63,18 @@ impl<'a, 'k> Takes<'a, 'k> {
         Self { parts, taken: SmallVec::with_capacity(parts.len()), open, denied: None }
     }
 
-    /// Takes all, if one look says that each part surely has its token here: mostly all of them. False if it does not, or if one
-    /// turns out to be unsure.
-    fn take_what_is_here(&mut self) -> bool {
-        let Some(moment) = &self.parts.first().map(Part::moment) else { return true };
-        if !self.parts.iter().all(Part::surely_fits) {
+    /// Takes all parts, if this node surely has a token for each. True: it is decided, and `denied` is set if one was denied after
+    /// all. False: it is not; what was taken stays taken.
+    fn try_take_all(&mut self) -> bool {
+        let parts = self.parts;
+        let Some(first) = parts.first().filter(|_| parts.iter().all(Part::surely_fits)) else {
             return false;
-        }
-        for (index, part) in self.parts.iter().enumerate() {
-            let Some(decision) = part.decide_if_sure(moment) else { return false };
-            self.add(index, moment.cached(), decision);
+        };
+        let reading = first.reading();
+        for (index, part) in parts.iter().enumerate() {
+            let time = if part.has_clock_of(first) { reading } else { part.reading() };
+            let Some(decision) = part.take_if_sure(time) else { return false };
+            self.add(index, time.cached, decision);
             if self.denied.is_some() {
                 break;
             }
@@ -102,7 +104,7 @@ impl<'a, 'k> Takes<'a, 'k> {
     /// be asked.
     fn look(&mut self) -> Glances {
         let parts = self.parts;
-        let glances: Glances = parts.iter().map(Part::glance).collect();
+        let glances: Glances = parts.iter().map(|part| part.look().map(Glance::from)).collect();
         let denial = |((index, part), glance): ((usize, &Part<'_>), &Option<Glance>)| {
             let Glance { is_sure, denied_for } = (*glance)?;
             let is_known = is_sure || part.patience == Patience::None;
@@ -180,19 +182,19 @@ impl Drop for Takes<'_, '_> {
     }
 }
 
-/// Takes all parts, if one look says that each surely has its token here. `None`, and nothing is spent, if it does not, or if
-/// another request was quicker: [ask](ask_all).
+/// Takes all parts, if this node surely has a token for each. `None`, and nothing is spent, if not, or if a token is gone when it
+/// is taken: another request was faster, or one key is there twice. Then [ask](ask_all); what was denied is counted again.
 #[cfg(feature = "server")]
-pub(crate) fn take_if_here(parts: &[Part<'_>]) -> Option<Taken> {
+pub(crate) fn try_take_all(parts: &[Part<'_>]) -> Option<Taken> {
     let mut takes = Takes::new(parts);
-    let are_taken = takes.take_what_is_here() && takes.denied.is_none();
+    let are_taken = takes.try_take_all() && takes.denied.is_none();
     are_taken.then(|| std::mem::take(&mut takes.taken))
 }
 
 /// Decides about parts of which the store decides none, without waiting. Slots are taken last.
 pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
     let mut takes = Takes::new(parts);
-    if !takes.take_what_is_here() {
+    if !takes.try_take_all() {
         takes.look();
         // None has to wait.
         let _ = takes.take_each(&[Stage::Here, Stage::Slot], |part| Some(part.decide()));
@@ -204,7 +206,7 @@ pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
 #[cfg(feature = "tower")]
 pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
     let mut takes = Takes::new(parts);
-    if !takes.take_what_is_here() {
+    if !takes.try_take_all() {
         let glances = takes.look();
         let mut both = parts.iter().zip(&glances);
         if takes.denied.is_none() && both.any(|(part, glance)| part.has_to_wait(*glance)) {
@@ -219,7 +221,7 @@ pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
 /// tells about one token); then about those that turn out to be so, about exact limits and about slots, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
     let mut takes = Takes::new(parts);
-    if !takes.take_what_is_here() {
+    if !takes.try_take_all() {
         ask_rest(&mut takes).await;
     }
     takes.end()

@@ -19,7 +19,7 @@ use crate::key::{Key, KeyWriter};
 use crate::limit::Mode;
 use crate::limiter::AsyncLimit;
 use crate::limiter::together::part::{Part, Patience};
-use crate::limiter::together::{Together, ask_all, take_if_here};
+use crate::limiter::together::{Together, ask_all, try_take_all};
 
 /// What holds for the descriptors of a request.
 pub(super) struct Rulings<'a> {
@@ -112,7 +112,8 @@ pub(super) struct Limited<'a> {
 }
 
 impl<'a> Limited<'a> {
-    /// Inlined, as is what else a list of descriptors is built of: a processor waits that copies what it has just written.
+    /// Inlined, so that it is built in its place in the list. So is what else is built for each descriptor: to copy what was just
+    /// written makes the processor wait.
     #[inline(always)]
     pub(super) fn new(
         limit: LimitOf<'a>,
@@ -175,7 +176,8 @@ impl<'a> Limited<'a> {
 
 /// A descriptor that is to be charged.
 struct ToCharge<'r, 'a> {
-    /// Of its limit and key. They are charged in this order, which is the same for all requests.
+    /// Of its limit and key. They are charged in this order: so requests of the same keys meet at the same one first, and one of
+    /// them gets on.
     hash: u64,
     limited: &'r Limited<'a>,
 }
@@ -231,10 +233,15 @@ impl<'r, 'a> Charge<'r, 'a> {
         !is_free && (look.is_denied() || look.remaining() < u64::from(self.cost))
     }
 
-    /// Writes how it ended into the statuses of its descriptors.
+    /// Writes how it ended into the statuses of its descriptors. Each tells what was left after it.
     fn tell(&self, outcome: Outcome<'_>, statuses: &mut [Status]) {
+        let has_paid = outcome.is_charged && outcome.decision.is_some_and(|it| !it.took_nothing());
+        let mut later = if has_paid { self.cost } else { 0 };
         for charged in self.descriptors {
-            statuses[charged.limited.place] = status(&self.limited.limit, outcome);
+            later = later.saturating_sub(charged.limited.hits);
+            let status = status(&self.limited.limit, outcome);
+            let limit_remaining = status.limit_remaining.saturating_add(later);
+            statuses[charged.limited.place] = Status { limit_remaining, ..status };
         }
     }
 
@@ -291,7 +298,7 @@ struct Outcome<'d> {
     decision: Option<&'d Decision>,
 }
 
-/// Charges all limits, or those alone that are always charged, and tells how each descriptor stands.
+/// Charges the limits of a request, all of them or none but those that are always charged, and tells how each descriptor stands.
 pub(super) async fn charged(
     rulings: Rulings<'_>,
     deadline: Option<Instant>,
@@ -300,11 +307,12 @@ pub(super) async fn charged(
     if charge_here(&limited, &mut statuses) {
         return Ok(statuses);
     }
-    // In a box, so that requests that never wait do not carry the place of those that do.
+    // In a box, so that the future of a request that never waits stays small.
     Box::pin(charged_in_order(Rulings { statuses, limited }, deadline)).await
 }
 
-/// The same where looks, costs in any case, or the store may be asked for.
+/// The same for all requests: with looks, hits that go back, limits that are always charged, and limits for which the store is
+/// asked.
 async fn charged_in_order(
     rulings: Rulings<'_>,
     deadline: Option<Instant>,
@@ -342,7 +350,9 @@ async fn charged_in_order(
     Ok(statuses)
 }
 
-/// Charges all limits at once, if none is always charged and each surely has enough here. Mostly so; if not, nothing is charged.
+/// Charges each descriptor once, in the order of the request, if this node surely has a token of each of its keys: mostly so. False,
+/// and nothing is charged, if not, or if there is anything else to do than to charge one hit each. Two requests that want the last
+/// tokens of two keys at the same moment, in opposite orders, may both be denied.
 fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool {
     let all = || limited.iter().flatten();
     let is_plain = |it: &Limited<'_>| it.has_hits_to_charge() && it.charge == ChargeRule::Together;
@@ -353,7 +363,7 @@ fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool
     for limited in all() {
         parts.push(limited.part(limited.hits, Patience::None));
     }
-    let Some(taken) = take_if_here(&parts) else { return false };
+    let Some(taken) = try_take_all(&parts) else { return false };
     for (limited, (_, allowed)) in all().zip(&taken) {
         let decision = Some(&allowed.decision);
         let outcome = Outcome { is_over: false, is_charged: true, decision };
@@ -387,7 +397,7 @@ fn sorted<'r, 'a>(limited: &'r [Option<Limited<'a>>]) -> Vec<ToCharge<'r, 'a>> {
     let mut sorted = Vec::with_capacity(limited.len());
     let to_charge = limited.iter().flatten().filter(|limited| limited.has_hits_to_charge());
     sorted.extend(to_charge.map(ToCharge::new));
-    sorted.sort_unstable_by_key(|it| it.hash);
+    sorted.sort_unstable_by_key(|it| (it.hash, it.limited.place));
     sorted
 }
 

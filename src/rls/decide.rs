@@ -1,4 +1,4 @@
-//! What the limits of a domain say of a request.
+//! Finds the limits of a request's descriptors, and answers what became of them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -200,8 +200,10 @@ impl DomainLimits {
                 Some(DescriptorRule::Limit { limit, charge }) => {
                     let limit = LimitOf::File(&self.limits[*limit]);
                     let values = Values { values: &values, own: None };
-                    let limited = || Limited::new(limit, &values, *charge, (place, asked));
-                    rulings.limited[place].get_or_insert_with(limited);
+                    // Not assigned: so it is built in its place.
+                    rulings.limited[place].get_or_insert_with(|| {
+                        Limited::new(limit, &values, *charge, (place, asked))
+                    });
                 }
             }
         }

@@ -343,7 +343,7 @@ impl From<Code> for i32 {
 }
 
 impl From<Status> for pb_response::DescriptorStatus {
-    /// Inlined: a processor waits that copies what it has just written.
+    /// Inlined, so that it is built in its place in the list.
     #[inline(always)]
     fn from(status: Status) -> Self {
         let current_limit = status.current_limit.map(|limit| pb_response::RateLimit {

@@ -1,19 +1,20 @@
 //! What one of several limits is asked for in a request: how it stands, and what it decides.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithm::{Rule, StateRule};
 use crate::bucket::{Ask, Found, LeaseBucket, LocalAnswer, LocalAsk, TableBucket};
 use crate::decision::{Decision, Source};
-use crate::driver::{AloneBuckets, Buckets, LocalBuckets, Moment};
+use crate::driver::{AloneBuckets, Buckets, LocalBuckets};
 use crate::error::CheckError;
 use crate::limit::LimitInfo;
 use crate::limiter::overrides::LookedUp;
 #[cfg(feature = "server")]
 use crate::limiter::settle::Allowed;
 use crate::limiter::{ActiveLimit, Target};
-use crate::time::{Now, Timestamp};
+use crate::time::{Reading, Timestamp};
 
 /// Most requests have at most so many limits.
 pub(in crate::limiter) const USUAL: usize = 4;
@@ -97,27 +98,26 @@ impl<'a> Part<'a> {
         Some(look.shadowed(self.limit.is_shadow()))
     }
 
-    /// Whether the key surely has what the part costs on this node, as far as one look at its bucket tells. It spends nothing.
+    /// Whether this node surely has a token of the key, and the part costs no more. Spends nothing.
     pub(super) fn surely_fits(&self) -> bool {
         let is_plain = self.cost <= 1 && !self.limit.looks_further();
         is_plain && self.stage() == Stage::Here && self.limit.surely_has_one(self.key)
     }
 
-    /// Decides about a part that did [fit](Self::surely_fits), if it still is sure.
+    /// Decides about a part that [fitted](Self::surely_fits). `None` if it is unsure by now.
     #[inline(always)]
-    pub(super) fn decide_if_sure(&self, time: impl Now) -> Option<Decision> {
+    pub(super) fn take_if_sure(&self, time: Reading) -> Option<Decision> {
         self.limit.decide_if_sure(self.target(), self.cost, time)
     }
 
-    /// The time of a decision about several parts.
-    pub(super) fn moment(&self) -> Moment<'_> {
-        let (cached, source) = self.limit.time();
-        Moment::new(cached, source)
+    pub(super) fn reading(&self) -> Reading {
+        Reading { cached: self.asked_at(), precise: self.limit.precise_now() }
     }
 
-    /// What matters of a look; `None` if only the store knows.
-    pub(super) fn glance(&self) -> Option<Glance> {
-        self.look().map(Glance::from)
+    /// Whether both are of one limiter: then one reading of the clock is enough.
+    #[inline]
+    pub(super) fn has_clock_of(&self, other: &Part<'_>) -> bool {
+        Arc::ptr_eq(&self.limit.shared, &other.limit.shared)
     }
 
     /// What holds for the key instead of the limit's rule. A cost of 0 looks. No request goes on to the rule that costs more than
@@ -266,9 +266,10 @@ impl From<Decision> for Glance {
 }
 
 impl ActiveLimit {
-    /// Whether the key surely has a token on this node, as far as one look at its bucket tells. It spends nothing.
+    /// Whether the key surely has a token on this node, as far as one look at its bucket tells. Spends nothing.
     fn surely_has_one(&self, key: &[u8]) -> bool {
-        // Limits of this node alone live by a time that is later, if anything: by then the key has no less.
+        // The cached time is enough: local limits decide by the precise one, which is not earlier, and a key has no fewer tokens
+        // later.
         let (target, now) = (Target::key(key), self.state.clock.now());
         let alone = match &self.state.buckets {
             Buckets::Alone(alone) => alone,
