@@ -706,34 +706,53 @@ async fn costs_looks_and_requests_that_are_not_decided() {
     }
 }
 
-/// Whether each costs one token, which a look finds, or two.
+/// Whether each costs one token, and is charged in one pass where there are tokens enough, or two.
 #[tokio::test]
 async fn one_key_twice_pays_twice_or_nothing_is_charged() {
     for hits in [1, 2] {
-        let toml = format!(
-            "[domains.d.a]\nquota = \"{}/h\"\n[domains.d.b]\nquota = \"{}/h\"\n",
-            3 * hits,
-            9 * hits
-        );
+        let quota = |tokens: u32| format!("quota = \"{}/h\"\n", tokens * hits);
+        let toml = format!("[domains.d.a]\n{}[domains.d.b]\n{}", quota(6), quota(20));
         let service = service(&toml);
         let entry = |key: &str| json!({"entries": [{"key": key, "value": "x"}]});
-        let (a, b) = (entry("a"), entry("b"));
-        let body = json!({"domain": "d", "descriptors": [a, b, a], "hitsAddend": hits});
-        let expected = format!("OK {} & OK {} & OK {hits}", 2 * hits, 8 * hits);
-        let answer = ask(&service, &body).await;
-        assert_eq!((answer.0, &*shown(&answer.1)), (200, &*expected), "{hits}");
-        // One is left of `a`, for the first of the two.
-        let answer = ask(&service, &body).await;
-        assert_eq!(answer.0, 429, "{hits}: {}", answer.1);
-        let rest = json!({"domain": "d", "descriptors": [a, b], "hitsAddend": hits});
-        let expected = format!("OK 0 & OK {}", 7 * hits);
-        let answer = ask(&service, &rest).await;
-        assert_eq!(
-            (answer.0, &*shown(&answer.1)),
-            (200, &*expected),
-            "{hits}: nothing was charged"
-        );
+        let of = |keys: &[&str]| {
+            let descriptors: Vec<Value> = keys.iter().map(|key| entry(key)).collect();
+            json!({"domain": "d", "descriptors": descriptors, "hitsAddend": hits})
+        };
+        let steps: [(&[&str], &[u32]); 6] = [
+            // Keys that are new.
+            (&["a", "b"], &[5, 19]),
+            (&["a", "b", "a"], &[4, 18, 3]),
+            (&["a", "b", "a"], &[2, 17, 1]),
+            // One is left, for the first of the two.
+            (&["a", "b", "a"], &[]),
+            (&["a", "a"], &[]),
+            (&["a", "b"], &[0, 16]),
+        ];
+        for (step, (keys, left)) in steps.into_iter().enumerate() {
+            let answer = ask(&service, &of(keys)).await;
+            if left.is_empty() {
+                assert_eq!(answer.0, 429, "{hits}, {step}: {}", answer.1);
+                continue;
+            }
+            let left: Vec<String> = left.iter().map(|left| format!("OK {}", left * hits)).collect();
+            let expected = (200, left.join(" & "));
+            assert_eq!((answer.0, shown(&answer.1)), expected, "{hits}, {step}");
+        }
     }
+}
+
+/// A look before their charge was told as what the first of them had left.
+#[tokio::test]
+async fn key_of_an_exact_limit_that_is_charged_in_full_twice_has_no_more_than_its_burst() {
+    let toml = "[domains.d.c]\nquota = \"10/h\"\nmode = \"exact\"\ncharge = \"in-full\"\n";
+    let clock = ManualClock::new();
+    let config = Config::from_toml(toml).unwrap();
+    let builder = config.builder().store(ScriptedStore::new(&clock)).clock(&clock);
+    let service = Service::new(config, builder.build().unwrap()).unwrap();
+    let mut twice = body("d (c,x) & (c,x)");
+    twice["hitsAddend"] = json!(2);
+    assert_eq!(shown(&ask(&service, &twice).await.1), "OK 10 & OK 10");
+    assert_eq!(shown(&ask(&service, &twice).await.1), "OK 6 & OK 6");
 }
 
 /// A request of one descriptor of `domain`, with its own limit.

@@ -41,6 +41,9 @@ impl Together {
     }
 }
 
+/// So many parts are taken by one reading of the clock: in about a microsecond.
+const PARTS_AT_ONCE: usize = 32;
+
 /// What was spent of several limits. Unless all of them allow the request, it goes back, the last first.
 struct Takes<'a, 'k> {
     parts: &'a [Part<'k>],
@@ -63,16 +66,19 @@ impl<'a, 'k> Takes<'a, 'k> {
         Self { parts, taken: SmallVec::with_capacity(parts.len()), open, denied: None }
     }
 
-    /// Takes all parts, if this node surely has a token for each. True: it is decided, and `denied` is set if one was denied after
-    /// all. False: it is not; what was taken stays taken.
-    fn try_take_all(&mut self) -> bool {
+    /// Takes all parts, if this node surely has so many tokens for each. True: it is decided, and `denied` is set if one was denied
+    /// after all. False: it is not; what was taken stays taken.
+    fn try_take_all(&mut self, tokens: u32) -> bool {
         let parts = self.parts;
-        let Some(first) = parts.first().filter(|_| parts.iter().all(Part::surely_fits)) else {
+        let Some(mut read_by) = parts.first() else { return true };
+        if !parts.iter().all(|part| part.surely_fits(tokens)) {
             return false;
-        };
-        let reading = first.reading();
+        }
+        let mut time = read_by.reading();
         for (index, part) in parts.iter().enumerate() {
-            let time = if part.has_clock_of(first) { reading } else { part.reading() };
+            if index % PARTS_AT_ONCE == PARTS_AT_ONCE - 1 || !part.has_clock_of(read_by) {
+                (read_by, time) = (part, part.reading());
+            }
             let Some(decision) = part.take_if_sure(time) else { return false };
             self.add(index, time.cached, decision);
             if self.denied.is_some() {
@@ -182,19 +188,19 @@ impl Drop for Takes<'_, '_> {
     }
 }
 
-/// Takes all parts, if this node surely has a token for each. `None`, and nothing is spent, if not, or if a token is gone when it
-/// is taken: another request was faster, or one key is there twice. Then [ask](ask_all); what was denied is counted again.
+/// Takes all parts, if this node surely has so many tokens for each as there are parts: then one key may be there twice. `None`, and
+/// nothing is spent, if not, or if another request was faster. Then [ask](ask_all); what was denied is counted again.
 #[cfg(feature = "server")]
 pub(crate) fn try_take_all(parts: &[Part<'_>]) -> Option<Taken> {
-    let mut takes = Takes::new(parts);
-    let are_taken = takes.try_take_all() && takes.denied.is_none();
+    let (mut takes, tokens) = (Takes::new(parts), u32::try_from(parts.len()).ok()?);
+    let are_taken = takes.try_take_all(tokens) && takes.denied.is_none();
     are_taken.then(|| std::mem::take(&mut takes.taken))
 }
 
 /// Decides about parts of which the store decides none, without waiting. Slots are taken last.
 pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
     let mut takes = Takes::new(parts);
-    if !takes.try_take_all() {
+    if !takes.try_take_all(1) {
         takes.look();
         // None has to wait.
         let _ = takes.take_each(&[Stage::Here, Stage::Slot], |part| Some(part.decide()));
@@ -206,7 +212,7 @@ pub(super) fn decide_all(parts: &[Part<'_>]) -> Together {
 #[cfg(feature = "tower")]
 pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
     let mut takes = Takes::new(parts);
-    if !takes.try_take_all() {
+    if !takes.try_take_all(1) {
         let glances = takes.look();
         let mut both = parts.iter().zip(&glances);
         if takes.denied.is_none() && both.any(|(part, glance)| part.has_to_wait(*glance)) {
@@ -221,7 +227,7 @@ pub(crate) fn decide_if_sure(parts: &[Part<'_>]) -> Option<Together> {
 /// tells about one token); then about those that turn out to be so, about exact limits and about slots, one after the other.
 pub(crate) async fn ask_all(parts: &[Part<'_>]) -> Together {
     let mut takes = Takes::new(parts);
-    if !takes.try_take_all() {
+    if !takes.try_take_all(1) {
         ask_rest(&mut takes).await;
     }
     takes.end()

@@ -1,6 +1,7 @@
 //! Charges the descriptors of a request that have limits, and tells how each stands.
 
 use std::borrow::Cow;
+use std::cmp::Ordering;
 use std::hash::BuildHasher;
 use std::iter;
 use std::ops::Deref;
@@ -176,22 +177,28 @@ impl<'a> Limited<'a> {
 
 /// A descriptor that is to be charged.
 struct ToCharge<'r, 'a> {
-    /// Of its limit and key. They are charged in this order: so requests of the same keys meet at the same one first, and one of
-    /// them gets on.
-    hash: u64,
+    /// The limit's place in the limiter, and the hash of the key. They are charged in this order: so requests of the same keys meet
+    /// at the same one first, and one of them gets on.
+    order: (u32, u64),
     limited: &'r Limited<'a>,
 }
 
 impl<'r, 'a> ToCharge<'r, 'a> {
     #[inline(always)]
     fn new(limited: &'r Limited<'a>) -> Self {
-        let hash = FixedState::default().hash_one((limited.limit.place(), &*limited.key));
-        Self { hash, limited }
+        let hash = FixedState::default().hash_one(&*limited.key);
+        Self { order: (limited.limit.place(), hash), limited }
     }
 
     fn has_key_of(&self, other: &Self) -> bool {
-        let (one, two) = (self.limited, other.limited);
-        self.hash == other.hash && one.limit.place() == two.limit.place() && one.key == two.key
+        self.order == other.order && self.limited.key == other.limited.key
+    }
+
+    /// Those of one key come together, in the order of the request.
+    fn compare(&self, other: &Self) -> Ordering {
+        let of_key = || self.limited.key.cmp(&other.limited.key);
+        let by_key = self.order.cmp(&other.order).then_with(of_key);
+        by_key.then(self.limited.place.cmp(&other.limited.place))
     }
 }
 
@@ -233,15 +240,21 @@ impl<'r, 'a> Charge<'r, 'a> {
         !is_free && (look.is_denied() || look.remaining() < u64::from(self.cost))
     }
 
-    /// Writes how it ended into the statuses of its descriptors. Each tells what was left after it.
+    /// Writes how it ended into the statuses of its descriptors.
     fn tell(&self, outcome: Outcome<'_>, statuses: &mut [Status]) {
-        let has_paid = outcome.is_charged && outcome.decision.is_some_and(|it| !it.took_nothing());
-        let mut later = if has_paid { self.cost } else { 0 };
+        for charged in self.descriptors {
+            statuses[charged.limited.place] = status(&self.limited.limit, outcome);
+        }
+    }
+
+    /// The same of one that was allowed. Each of the descriptors tells what was left after it.
+    fn tell_allowed(&self, decision: &Decision, statuses: &mut [Status]) {
+        self.tell(Outcome::allowed(decision), statuses);
+        let mut later = if decision.took_nothing() { 0 } else { self.cost };
         for charged in self.descriptors {
             later = later.saturating_sub(charged.limited.hits);
-            let status = status(&self.limited.limit, outcome);
-            let limit_remaining = status.limit_remaining.saturating_add(later);
-            statuses[charged.limited.place] = Status { limit_remaining, ..status };
+            let Status { limit_remaining, burst, .. } = &mut statuses[charged.limited.place];
+            *limit_remaining = limit_remaining.saturating_add(later).min(*burst);
         }
     }
 
@@ -298,6 +311,12 @@ struct Outcome<'d> {
     decision: Option<&'d Decision>,
 }
 
+impl<'d> Outcome<'d> {
+    fn allowed(decision: &'d Decision) -> Self {
+        Self { is_over: false, is_charged: true, decision: Some(decision) }
+    }
+}
+
 /// Charges the limits of a request, all of them or none but those that are always charged, and tells how each descriptor stands.
 pub(super) async fn charged(
     rulings: Rulings<'_>,
@@ -350,9 +369,9 @@ async fn charged_in_order(
     Ok(statuses)
 }
 
-/// Charges each descriptor once, in the order of the request, if this node surely has a token of each of its keys: mostly so. False,
-/// and nothing is charged, if not, or if there is anything else to do than to charge one hit each. Two requests that want the last
-/// tokens of two keys at the same moment, in opposite orders, may both be denied.
+/// Charges each descriptor once, in the order of the request, if this node surely has tokens enough of each of its keys: mostly so.
+/// False, and nothing is charged, if not, or if there is anything else to do than to charge one hit each. Two requests that want the
+/// last tokens of two keys at the same moment, in opposite orders, may both be denied.
 fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool {
     let all = || limited.iter().flatten();
     let is_plain = |it: &Limited<'_>| it.has_hits_to_charge() && it.charge == ChargeRule::Together;
@@ -365,9 +384,7 @@ fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool
     }
     let Some(taken) = try_take_all(&parts) else { return false };
     for (limited, (_, allowed)) in all().zip(&taken) {
-        let decision = Some(&allowed.decision);
-        let outcome = Outcome { is_over: false, is_charged: true, decision };
-        statuses[limited.place] = status(&limited.limit, outcome);
+        statuses[limited.place] = status(&limited.limit, Outcome::allowed(&allowed.decision));
     }
     true
 }
@@ -397,7 +414,7 @@ fn sorted<'r, 'a>(limited: &'r [Option<Limited<'a>>]) -> Vec<ToCharge<'r, 'a>> {
     let mut sorted = Vec::with_capacity(limited.len());
     let to_charge = limited.iter().flatten().filter(|limited| limited.has_hits_to_charge());
     sorted.extend(to_charge.map(ToCharge::new));
-    sorted.sort_unstable_by_key(|it| (it.hash, it.limited.place));
+    sorted.sort_unstable_by(ToCharge::compare);
     sorted
 }
 
@@ -423,8 +440,7 @@ async fn charge_all(
     match ask_all(&parts).await {
         Together::Allowed(all) => {
             for (charge, (_, allowed)) in charges.iter().zip(&all) {
-                let decision = Some(&allowed.decision);
-                charge.tell(Outcome { is_over: false, is_charged: true, decision }, statuses);
+                charge.tell_allowed(&allowed.decision, statuses);
             }
             true
         }

@@ -98,10 +98,10 @@ impl<'a> Part<'a> {
         Some(look.shadowed(self.limit.is_shadow()))
     }
 
-    /// Whether this node surely has a token of the key, and the part costs no more. Spends nothing.
-    pub(super) fn surely_fits(&self) -> bool {
+    /// Whether this node surely has so many tokens of the key, and the part costs one at most. Spends nothing.
+    pub(super) fn surely_fits(&self, tokens: u32) -> bool {
         let is_plain = self.cost <= 1 && !self.limit.looks_further();
-        is_plain && self.stage() == Stage::Here && self.limit.surely_has_one(self.key)
+        is_plain && self.stage() == Stage::Here && self.limit.surely_has(self.key, tokens)
     }
 
     /// Decides about a part that [fitted](Self::surely_fits). `None` if it is unsure by now.
@@ -266,8 +266,8 @@ impl From<Decision> for Glance {
 }
 
 impl ActiveLimit {
-    /// Whether the key surely has a token on this node, as far as one look at its bucket tells. Spends nothing.
-    fn surely_has_one(&self, key: &[u8]) -> bool {
+    /// Whether the key surely has so many tokens on this node, at least one, as far as one look at its bucket tells. Spends nothing.
+    fn surely_has(&self, key: &[u8], tokens: u32) -> bool {
         // The cached time is enough: local limits decide by the precise one, which is not earlier, and a key has no fewer tokens
         // later.
         let (target, now) = (Target::key(key), self.state.clock.now());
@@ -279,26 +279,27 @@ impl ActiveLimit {
                 let read =
                     |found: Found<'_, LeaseBucket>| found.bucket.try_decide(found.word, ask, now);
                 let read = target.find_first(table).and_then(read);
-                return read.is_some_and(|read| read.left > 0 && read.is_sure);
+                return read.is_some_and(|read| read.left >= tokens && read.is_sure);
             }
         };
         let of = (self.info, self.plan);
         match alone {
-            AloneBuckets::Turns(local) => target.has_one(local, of, now),
+            AloneBuckets::Turns(local) => target.has(tokens, local, of, now),
             AloneBuckets::Windows(local) => {
-                target.has_one(local, of, self.state.window_time(local, now))
+                target.has(tokens, local, of, self.state.window_time(local, now))
             }
-            AloneBuckets::Logs(local) => target.has_one(local, of, now),
+            AloneBuckets::Logs(local) => target.has(tokens, local, of, now),
             AloneBuckets::Slots(..) => false,
         }
     }
 }
 
 impl Target<'_> {
-    /// Whether its bucket has a token, as far as one look tells.
+    /// Whether its bucket has so many tokens, as far as one look tells.
     #[inline(always)]
-    fn has_one<B, R>(
+    fn has<B, R>(
         self,
+        tokens: u32,
         local: &LocalBuckets<B>,
         (info, plan): (&'static LimitInfo, u32),
         now: Timestamp,
@@ -309,7 +310,10 @@ impl Target<'_> {
     {
         let ask = LocalAsk { cost: 0, rule: local.rule_of(info), within_us: 0, plan };
         let read = |found: Found<'_, B>| found.bucket.try_decide(found.word, ask, now);
-        self.find_first(&local.table).and_then(read).is_some_and(|read| read.is_allowed)
+        let has = |read: LocalAnswer| {
+            read.is_allowed && (tokens <= 1 || read.standing.remaining() >= tokens.into())
+        };
+        self.find_first(&local.table).and_then(read).is_some_and(has)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What one of several limits is asked for.
+//! A part that surely fits is one that a look allows for sure.
 
 use std::collections::BTreeSet;
 
@@ -55,10 +55,17 @@ async fn what_surely_fits_is_allowed_by_a_look_for_sure() {
             for patience in [Patience::None, Patience::Store, Patience::Slot] {
                 for cost in 0..=2 {
                     let part = Part { limit: &limit, key, plain: None, cost, patience };
-                    let (fits, look) = (part.surely_fits(), part.look());
-                    let is_allowed = look.is_some_and(|it| it.is_sure() && it.is_allowed());
-                    assert!(is_allowed || !fits, "{name}: {cost}, {patience:?}: {look:?}");
-                    seen.insert((name, fits));
+                    let look = part.look();
+                    for tokens in 1..=2 {
+                        let fits = part.surely_fits(tokens);
+                        let is_allowed = look.is_some_and(|it| {
+                            it.is_sure() && it.is_allowed() && it.remaining() >= tokens.into()
+                        });
+                        assert!(is_allowed || !fits, "{name}: {cost} of {tokens}: {look:?}");
+                        if cost == 1 {
+                            seen.insert((name, tokens, fits));
+                        }
+                    }
                 }
             }
             if random.bool() {
@@ -75,7 +82,9 @@ async fn what_surely_fits_is_allowed_by_a_look_for_sure() {
     }
     for name in &names {
         let may_fit = !matches!(&**name, "exact" | "slots" | "shared-slots");
-        assert!(seen.contains(&(name, false)), "{name} always fits");
-        assert_eq!(seen.contains(&(name, true)), may_fit, "{name}");
+        for tokens in 1..=2 {
+            assert!(seen.contains(&(name, tokens, false)), "{name} always has {tokens}");
+            assert_eq!(seen.contains(&(name, tokens, true)), may_fit, "{name}: {tokens}");
+        }
     }
 }
