@@ -41,7 +41,7 @@ mod slot_keys;
 mod store_decisions;
 mod updates;
 
-pub(crate) use clock::TimeSource;
+use clock::TimeSource;
 pub(crate) use definition::{Definition, LimitParts};
 use evictor::Evictor;
 use exact::ExactCalls;

@@ -5,14 +5,30 @@ use super::{ActiveLimit, Target};
 use crate::algorithm::TurnRule;
 use crate::bucket::LocalAnswer;
 use crate::decision::Decision;
-use crate::driver::{AloneBuckets, Buckets, SlotRequest, TimeSource};
+use crate::driver::{AloneBuckets, Buckets, SlotRequest};
 use crate::time::{Now, Timestamp};
+
+/// The time by a limit's clocks, each of which is read when a decision needs it.
+#[derive(Clone, Copy)]
+pub(super) struct LimitTime<'a>(&'a ActiveLimit);
+
+impl Now for LimitTime<'_> {
+    #[inline(always)]
+    fn cached(&self) -> Timestamp {
+        self.0.state.clock.now()
+    }
+
+    #[inline(always)]
+    fn precise(&self) -> Timestamp {
+        self.0.shared.node.time.precise(self.cached())
+    }
+}
 
 impl ActiveLimit {
     /// The time of a decision.
     #[inline(always)]
-    pub(super) fn time(&self) -> (Timestamp, &TimeSource) {
-        (self.state.clock.now(), &self.shared.node.time)
+    pub(super) fn time(&self) -> LimitTime<'_> {
+        LimitTime(self)
     }
 
     /// The time as limits of this node alone need it.

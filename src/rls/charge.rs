@@ -370,8 +370,8 @@ async fn charged_in_order(
 }
 
 /// Charges each descriptor once, in the order of the request, if this node surely has tokens enough of each of its keys: mostly so.
-/// False, and nothing is charged, if not, or if there is anything else to do than to charge one hit each. Two requests that want the
-/// last tokens of two keys at the same moment, in opposite orders, may both be denied.
+/// False, and nothing is charged, if not, or if there is anything else to do than to charge one hit each. Where more requests come at
+/// one moment than keys have tokens, and name the keys in different orders, more of them may be denied than need be.
 fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool {
     let all = || limited.iter().flatten();
     let is_plain = |it: &Limited<'_>| it.has_hits_to_charge() && it.charge == ChargeRule::Together;
