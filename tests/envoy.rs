@@ -706,9 +706,9 @@ async fn costs_looks_and_requests_that_are_not_decided() {
     }
 }
 
-/// Whether each costs one token, and is charged in one pass where there are tokens enough, or two.
+/// Descriptors of one hit are charged in the order of the request while there are tokens enough, those of two hits key by key.
 #[tokio::test]
-async fn one_key_twice_pays_twice_or_nothing_is_charged() {
+async fn key_that_comes_twice_in_a_request_pays_twice_or_nothing() {
     for hits in [1, 2] {
         let quota = |tokens: u32| format!("quota = \"{}/h\"\n", tokens * hits);
         let toml = format!("[domains.d.a]\n{}[domains.d.b]\n{}", quota(6), quota(20));
@@ -741,9 +741,9 @@ async fn one_key_twice_pays_twice_or_nothing_is_charged() {
     }
 }
 
-/// A look before their charge was told as what the first of them had left.
+/// Both tell of a look before the charge: 12 of 10 were told once.
 #[tokio::test]
-async fn key_of_an_exact_limit_that_is_charged_in_full_twice_has_no_more_than_its_burst() {
+async fn key_that_an_exact_limit_charges_in_full_twice_is_told_no_more_than_its_burst() {
     let toml = "[domains.d.c]\nquota = \"10/h\"\nmode = \"exact\"\ncharge = \"in-full\"\n";
     let clock = ManualClock::new();
     let config = Config::from_toml(toml).unwrap();

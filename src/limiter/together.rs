@@ -41,8 +41,8 @@ impl Together {
     }
 }
 
-/// So many parts are taken by one reading of the clock: in about a microsecond.
-const PARTS_AT_ONCE: usize = 32;
+/// How many parts one reading of the clock serves: for about a microsecond.
+const PARTS_PER_READING: usize = 32;
 
 /// What was spent of several limits. Unless all of them allow the request, it goes back, the last first.
 struct Takes<'a, 'k> {
@@ -66,8 +66,8 @@ impl<'a, 'k> Takes<'a, 'k> {
         Self { parts, taken: SmallVec::with_capacity(parts.len()), open, denied: None }
     }
 
-    /// Takes all parts, if this node surely has so many tokens for each. True: it is decided, and `denied` is set if one was denied
-    /// after all. False: it is not; what was taken stays taken.
+    /// Takes all parts, if this node surely has `tokens` for each. True: the request is decided, and `denied` is set if a part was
+    /// denied after all. False: it is not decided, and what was taken stays taken.
     fn try_take_all(&mut self, tokens: u32) -> bool {
         let parts = self.parts;
         let Some(mut read_by) = parts.first() else { return true };
@@ -76,7 +76,8 @@ impl<'a, 'k> Takes<'a, 'k> {
         }
         let mut time = read_by.reading();
         for (index, part) in parts.iter().enumerate() {
-            if index % PARTS_AT_ONCE == PARTS_AT_ONCE - 1 || !part.has_clock_of(read_by) {
+            let is_old = index > 0 && index % PARTS_PER_READING == 0;
+            if is_old || !part.has_clock_of(read_by) {
                 (read_by, time) = (part, part.reading());
             }
             let Some(decision) = part.take_if_sure(time) else { return false };
@@ -188,8 +189,9 @@ impl Drop for Takes<'_, '_> {
     }
 }
 
-/// Takes all parts, if this node surely has so many tokens for each as there are parts: then one key may be there twice. `None`, and
-/// nothing is spent, if not, or if another request was faster. Then [ask](ask_all); what was denied is counted again.
+/// Takes all parts, if this node surely has as many tokens for each as there are parts: so one key may come more than once.
+/// `None`: nothing is spent. The tokens do not suffice, or another request took them meanwhile: [ask](ask_all). A part that lost such
+/// a race is counted as denied, and perhaps again by `ask_all`.
 #[cfg(feature = "server")]
 pub(crate) fn try_take_all(parts: &[Part<'_>]) -> Option<Taken> {
     let (mut takes, tokens) = (Takes::new(parts), u32::try_from(parts.len()).ok()?);

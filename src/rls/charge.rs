@@ -113,8 +113,8 @@ pub(super) struct Limited<'a> {
 }
 
 impl<'a> Limited<'a> {
-    /// Inlined, so that it is built in its place in the list. So is what else is built for each descriptor: to copy what was just
-    /// written makes the processor wait.
+    /// Inlined, so that it is built in its place in the list: a processor stalls when it copies what it has just written. The other
+    /// values that are built for each descriptor are inlined for the same reason.
     #[inline(always)]
     pub(super) fn new(
         limit: LimitOf<'a>,
@@ -247,14 +247,16 @@ impl<'r, 'a> Charge<'r, 'a> {
         }
     }
 
-    /// The same of one that was allowed. Each of the descriptors tells what was left after it.
+    /// Writes that it was allowed. Each of the descriptors tells what was left after it.
     fn tell_allowed(&self, decision: &Decision, statuses: &mut [Status]) {
         self.tell(Outcome::allowed(decision), statuses);
         let mut later = if decision.took_nothing() { 0 } else { self.cost };
         for charged in self.descriptors {
             later = later.saturating_sub(charged.limited.hits);
             let Status { limit_remaining, burst, .. } = &mut statuses[charged.limited.place];
-            *limit_remaining = limit_remaining.saturating_add(later).min(*burst);
+            if later > 0 {
+                *limit_remaining = limit_remaining.saturating_add(later).min(*burst);
+            }
         }
     }
 
@@ -330,8 +332,8 @@ pub(super) async fn charged(
     Box::pin(charged_in_order(Rulings { statuses, limited }, deadline)).await
 }
 
-/// The same for all requests: with looks, hits that go back, limits that are always charged, and limits for which the store is
-/// asked.
+/// Does the same for every request, also with looks, hits that go back, limits that are always charged, and limits of which the
+/// store is asked.
 async fn charged_in_order(
     rulings: Rulings<'_>,
     deadline: Option<Instant>,
@@ -369,9 +371,10 @@ async fn charged_in_order(
     Ok(statuses)
 }
 
-/// Charges each descriptor once, in the order of the request, if this node surely has tokens enough of each of its keys: mostly so.
-/// False, and nothing is charged, if not, or if there is anything else to do than to charge one hit each. Where more requests come at
-/// one moment than keys have tokens, and name the keys in different orders, more of them may be denied than need be.
+/// Charges one hit to each descriptor, in the order of the request, if this node surely has enough tokens of each key. Otherwise it
+/// charges nothing and returns false. So it does if a descriptor is denied, costs more or less than one hit, or is always charged.
+///
+/// Requests that come at the same moment, and name the same keys in different orders, can deny each other the last tokens.
 fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool {
     let all = || limited.iter().flatten();
     let is_plain = |it: &Limited<'_>| it.has_hits_to_charge() && it.charge == ChargeRule::Together;

@@ -35,7 +35,7 @@ fn limits() -> Vec<Limit> {
 }
 
 #[tokio::test]
-async fn what_surely_fits_is_allowed_by_a_look_for_sure() {
+async fn part_that_surely_fits_is_surely_allowed_by_a_look() {
     let clock = ManualClock::new();
     let time = clock.clone();
     let store = MemoryStore::new().with_time(move || time.now(), 0);
