@@ -10,15 +10,17 @@
 --            clock_us              the clock went back if it is so far behind the last decision
 --            was_us, was_part      for what goes back: until when the key was not free once it was spent. A slot goes back only
 --                                  if that is still so: later ones stay where they were promised
---            keep_us               added to the time after which the record is forgotten
+--            keep_us               added to the time after which the record is forgotten: until a larger plan's bucket would be
+--                                  full too
 --
 -- Reply      a bulk string of 4 numbers: 1 if the request is allowed or was given back, else 0; when that was decided, in
 --            microseconds since 1970; ahead_us, ahead_part: how far ahead the key is now
 -- Record     'T1' and 6 numbers: free_us, free_part: when the key is as if it had never been used; when it was
 --            allowed something last; rate, token and burst at that time
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
--- Expiry     when the key is as if it had never been used
--- Writes     only if tokens are spent or go back, if the rule has changed, or if the clock went back by more than clock_us
+-- Expiry     when the key is as if it had never been used, and keep_us later
+-- Writes     if tokens are spent or go back; a denied request, if the rule has changed, or if the clock went back by more than
+--            clock_us; one that costs nothing never
 -- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
 --
 -- A span of time is a pair: whole microseconds, and the rest in units, of which a microsecond has `rate`. So all numbers
@@ -30,6 +32,7 @@ local call, ceil, min, max = redis.call, math.ceil, math.min, math.max
 local rate, token, burst, cost_us, cost_part, most_us, most_part, clock_us, was_us, was_part, keep_us =
   struct.unpack('<ddddddddddd', ARGV[1])
 local is_return, is_reset = cost_us < 0 or cost_part < 0, cost_us == RESET
+local is_look = cost_us == 0 and cost_part == 0
 local record = call('GET', KEYS[1])
 local clock = call('TIME')
 local server_us = clock[1] * 1000000 + clock[2]
@@ -52,7 +55,8 @@ if record then
   else
     now = max(now, stamp)
   end
-  if free_us >= now and is_converted then
+  if is_converted then
+    if free_us < now then free_us, free_part = now, 0 end
     if burst == 0 then
       -- The slots before this one were promised.
       if free_part > 0 then free_us, free_part = free_us + 1, 0 end
@@ -70,14 +74,14 @@ if free_us < now then free_us, free_part = now, 0 end
 local ahead_us = free_us - now
 local is_allowed = ahead_us < most_us or ahead_us == most_us and free_part <= most_part
 if is_return then is_allowed = goes_back end
-if is_allowed and (cost_us ~= 0 or cost_part ~= 0) and (record or not is_return) then
+if is_allowed and not is_look and (record or not is_return) then
   free_us, free_part, is_written = free_us + cost_us, free_part + cost_part, true
   if free_part >= rate then free_us, free_part = free_us + 1, free_part - rate end
   if free_part < 0 then free_us, free_part = free_us - 1, free_part + rate end
   if free_us < now then free_us, free_part = now, 0 end
   if free_us - now > AHEAD_MAX_US then free_us, free_part = now + AHEAD_MAX_US, 0 end
 end
-if is_written then
+if is_written and not is_look then
   call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, free_us, free_part, now, rate, token, burst), 'PX',
     ceil((max(free_us + 1, now) - server_us + keep_us) / 1000))
 end

@@ -18,7 +18,8 @@
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
 --            TIDEGATE CALENDAR <text>       the time is in none of the windows
 -- Expiry     when nothing counts any more: at the window's end, or the next one's if windows slide
--- Writes     only if tokens are spent or go back, if the period has changed, or if the clock went back by more than a period
+-- Writes     if tokens are spent or go back; a denied request, if the period has changed, or if the clock went back by more than
+--            a period; one that costs nothing never
 -- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
 --
 -- Windows begin at multiples of the period since 1970, or of the calendar. A time is below 2^53, so quotients of times are rounded down rightly.
@@ -107,7 +108,7 @@ elseif cost < 0 then
 elseif is_allowed and cost > 0 then
   current, is_written = min(current + cost, SPENT_MAX), true
 end
-if is_written then
+if is_written and cost ~= 0 then
   call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, now, current, previous, period_us), 'PX',
     ceil((now + left_us + sliding * period_us - server_us + keep_us) / 1000))
 end

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidegate::testing::{ManualClock, ScriptedStore};
 use tidegate::{
     AsyncLimit, Builder, ConfigError, Decision, Event, FixedWindow, LeakyBucket, Limit, Limiter,
-    MemoryStore, Mode, OutagePolicy, Quota, RedisStore, Rule, SlidingLog, SlidingWindow,
+    MemoryStore, Mode, OutagePolicy, Override, Quota, RedisStore, Rule, SlidingLog, SlidingWindow,
     StoreError,
 };
 
@@ -143,6 +143,31 @@ async fn denied_requests_and_peeks_write_nothing_and_all_that_is_written_expires
         let (least, most) = (whole, whole + Duration::from_millis(500));
         assert!((least..most).contains(&before), "{rule:?}: {before:?} for {whole:?}");
     }
+}
+
+/// The record of a key that a small plan had filled up was gone before a large plan's bucket would have been full.
+#[tokio::test]
+async fn record_of_a_key_is_kept_until_a_bucket_of_the_largest_plan_would_be_full() {
+    let server = RedisServer::start();
+    let small =
+        Limit::new("x", Quota::per_second(20)).plan("large", Quota::per_second(10).burst(120));
+    let override_of = |quota| Override::key("b").quota(quota).lasting(Duration::from_secs(60));
+    let limiter = Limiter::builder().limit(small.exact()).store(redis(&server)).build().unwrap();
+    let limit = limiter.async_limit("x").unwrap();
+    let overrides = limiter.overrides();
+    overrides.set("x", override_of(Quota::per_second(40))).await.unwrap();
+    // Tokens that are missing once it is full, at 20 a second.
+    for (key, missing) in [("a", 100), ("b", 80)] {
+        assert!(limit.check_sure(key).await.is_allowed());
+        let left = server.command(&["PTTL", &format!("tg2:{{tidegate/tb:x:{key}}}")]);
+        let left = Duration::from_millis(left.parse().expect("it expires"));
+        let filled = Duration::from_secs_f64(f64::from(missing) / 20.0);
+        assert!((filled..filled + Duration::from_millis(60)).contains(&left), "{key}: {left:?}");
+    }
+    let large = limit.plan("large").unwrap();
+    assert!(large.check_sure("c").await.is_allowed());
+    let left: u64 = server.command(&["PTTL", "tg2:{tidegate/tb:x:c}"]).parse().unwrap();
+    assert!(left <= 105, "{left} ms: a token at 10 a second");
 }
 
 /// Waits for the next minute if this one ends soon: windows of a minute end with it.

@@ -112,6 +112,7 @@ impl ExactRequest {
     }
 
     fn numbers(&self, keep_us: u64) -> Numbers {
+        let keep_us = keep_us + self.limit.terms.keep_longer_us;
         let mut numbers = match self.rule {
             KeyRule::Turn(rule) => turn::numbers(rule, self),
             KeyRule::Window(rule) => window::numbers(rule, self),
@@ -230,7 +231,7 @@ fn decide_in<R: Record>(records: &mut Records<R>, request: &ExactRequest, time_u
     let ExactRequest { limit, key, .. } = request;
     let name = (limit.rule.algorithm(), &*limit.name, key.clone());
     let mut record = records.remove(&name).map(|(record, _)| record);
-    let numbers = request.numbers(KEEP_US);
+    let numbers = request.numbers(0);
     let reply = R::decide(&mut record, &numbers, time_us);
     if let Some(record) = record {
         let ends_us = record.ends_us(&numbers);

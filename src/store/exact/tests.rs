@@ -473,6 +473,49 @@ fn plan_that_flaps_adds_nothing() {
     }
 }
 
+/// A look at it by the small quota cut what the large one owed: the next request had a full bucket, 170 tokens in 2 ms.
+#[test]
+fn look_by_another_quota_changes_nothing() {
+    let pairs: [[Rule; 2]; 2] = [
+        [Quota::per_hour(10).burst(20).into(), Quota::per_hour(50).burst(100).into()],
+        [FixedWindow::per_day(20).into(), FixedWindow::per_day(100).into()],
+    ];
+    for plans in pairs {
+        let [small, large] = plans.map(limit);
+        let mut pair = Pair::new(large.1);
+        let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
+            let key = b"key"[..].into();
+            let (deed, slot_within_us, windows) = (Deed::Ask, 0, None);
+            pair.ask(&ExactRequest { limit, rule, key, cost, slot_within_us, deed, windows }, now)
+        };
+        assert!(ask(large, 70, BEGIN_US));
+        ask(small, 0, BEGIN_US + 1_000);
+        assert!(!ask(large, 31, BEGIN_US + 2_000), "{plans:?}");
+        assert!(ask(large, 30, BEGIN_US + 2_000), "{plans:?}");
+        // A look by a rule that has another period neither.
+        if let [Rule::FixedWindow(_), _] = plans {
+            ask(self::limit(FixedWindow::per_hour(20)), 0, BEGIN_US + 3_000);
+            assert!(!ask(large, 1, BEGIN_US + 4_000), "{plans:?}");
+        }
+    }
+}
+
+/// A small plan's bucket was full and forgotten long before the large one's: 200 tokens in two seconds, of 120.
+#[test]
+fn bucket_that_filled_up_by_a_small_plan_has_no_more_by_a_large_one() {
+    let (small, large) = (limit(Quota::per_second(20)), limit(Quota::per_second(10).burst(100)));
+    let mut pair = Pair::new(large.1);
+    let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
+        let key = b"key"[..].into();
+        let (deed, slot_within_us, windows) = (Deed::Ask, 0, None);
+        pair.ask(&ExactRequest { limit, rule, key, cost, slot_within_us, deed, windows }, now)
+    };
+    assert!(ask(large, 100, BEGIN_US));
+    assert!(!ask(small, 1, BEGIN_US + 1_000));
+    assert!(!ask(large, 21, BEGIN_US + 2_002_000));
+    assert!(ask(large, 20, BEGIN_US + 2_002_000), "what the small one had");
+}
+
 /// A denied request converted the bucket, and forgot that it had: it refilled by the old plan until something was allowed.
 #[test]
 fn bucket_refills_by_the_new_plan_from_the_first_request_on() {

@@ -94,7 +94,7 @@ impl Record for TurnRecord {
         let clock_us = numbers[7] as i64;
         let (was, is_return): (Span, _) = ((numbers[8] as i64, numbers[9] as i64), cost < (0, 0));
         let (mut now, mut free, mut is_written) = (time_us as i64, (0, 0), false);
-        let is_reset = cost.0 == RESET;
+        let (is_reset, is_look) = (cost.0 == RESET, cost == (0, 0));
         // A bucket without a record is full.
         let mut goes_back = rule[2] > 0 || is_reset;
         if let Some(Self { free: known, stamp_us, rule: known_rule }) = *record {
@@ -109,8 +109,8 @@ impl Record for TurnRecord {
             } else {
                 now = now.max(stamp_us);
             }
-            if free.0 >= now && known_rule != rule {
-                free = converted(free, now, known_rule, rule);
+            if known_rule != rule {
+                free = converted(free.max((now, 0)), now, known_rule, rule);
                 is_written = true;
             }
         }
@@ -118,19 +118,19 @@ impl Record for TurnRecord {
             free = (now, 0);
         }
         let is_allowed = if is_return { goes_back } else { (free.0 - now, free.1) <= most };
-        if is_allowed && cost != (0, 0) && (record.is_some() || !is_return) {
+        if is_allowed && !is_look && (record.is_some() || !is_return) {
             free = moved(free, cost, now, rate);
             is_written = true;
         }
-        if is_written {
+        if is_written && !is_look {
             *record = Some(Self { free, stamp_us: now, rule });
         }
         let ahead_us = (free.0 - now) as f64;
         smallvec![f64::from(u8::from(is_allowed)), now as f64, ahead_us, free.1 as f64]
     }
 
-    fn ends_us(&self, _: &[f64]) -> u64 {
-        (self.free.0 + 1) as u64
+    fn ends_us(&self, numbers: &[f64]) -> u64 {
+        (self.free.0 + 1) as u64 + numbers[10] as u64
     }
 }
 

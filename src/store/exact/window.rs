@@ -88,7 +88,7 @@ impl Record for WindowRecord {
             current = (current + cost.max(0) as u64).min(u32::MAX.into());
             is_written = true;
         }
-        if is_written {
+        if is_written && cost != 0 {
             *record = Some(Self { stamp_us: now, current, previous, period_us });
         }
         let allowed = f64::from(u8::from(is_allowed));
