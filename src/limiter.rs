@@ -22,6 +22,7 @@ use crate::time::{Now, Timestamp, micros};
 
 mod above_max;
 mod alone;
+mod ask_store;
 mod async_limit;
 #[cfg(feature = "server")]
 mod by_request;
@@ -300,7 +301,8 @@ impl ActiveLimit {
 
     /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
     /// alone cannot be sure: see [`check_sure`](Self::check_sure). A cost of 0 is as in
-    /// [`check_n`](Self::check_n), and never waits.
+    /// [`check_n`](Self::check_n), and waits only if the key would be denied for want of the store's word: then a token is asked for,
+    /// and given back.
     ///
     /// # Errors
     ///
@@ -314,16 +316,6 @@ impl ActiveLimit {
             return self.decide_above_max_for(key, cost);
         }
         Ok(self.decide_or_ask_for(key, cost).await)
-    }
-
-    async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
-        if let Some(decision) = self.decide_without_lease(target.key, cost).await {
-            return decision;
-        }
-        match self.decide_if_sure(target, cost, self.time()) {
-            Some(decision) => decision,
-            None => self.hold(target.key).ask_store(cost).await,
-        }
     }
 
     /// A decision that is sure, or that nothing can be asked about. `None`: [ask the store](Handle::ask_store).
@@ -518,17 +510,6 @@ impl Handle {
             return self.limit.decide_above_max(self.looked_up(), cost);
         }
         Ok(self.decide_or_ask(cost).await)
-    }
-
-    async fn decide_or_ask_by_rule(&self, cost: u32) -> Decision {
-        if self.key.place == OVERFLOW {
-            // Of keys without a place, and of limits that keep none here.
-            return self.limit.decide_or_ask(self.target(), cost).await;
-        }
-        match self.limit.decide_if_sure(self.target(), cost, self.limit.time()) {
-            Some(decision) => decision,
-            None => self.ask_store(cost).await,
-        }
     }
 
     #[inline(always)]

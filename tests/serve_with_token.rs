@@ -91,6 +91,52 @@ async fn state_of_a_key_has_tokens_here_and_in_the_store() {
     assert_eq!((&pro["store"], &pro["store_age_ms"]), (&Value::Null, &Value::Null), "{pro}");
 }
 
+/// Nobody who looks at a fresh key of a limit without first credit was told that it had its tokens.
+#[tokio::test]
+async fn look_at_a_fresh_key_without_credit_asks_the_store() {
+    let redis = RedisServer::start();
+    let strict = LIMITS.replace("max_wait", "credit = 0\nmax_wait");
+    let service = service(&format!("{strict}[store]\nredis = \"{}\"\n", redis.url())).await;
+    let asks = |key: &str| {
+        let one = json!({"limit": "api", "key": key, "cost": 0});
+        let page = format!("GET /v1/limits/api/keys?key={key}");
+        let two = json!([one, {"limit": "api", "key": format!("{key}2"), "cost": 0}]);
+        [
+            (page, Value::Null),
+            ("POST /v1/check".to_owned(), one.clone()),
+            ("POST /v1/check-all".to_owned(), two),
+        ]
+    };
+    for (place, key) in ["a", "b", "c"].into_iter().enumerate() {
+        let (asked, body) = &asks(key)[place];
+        for look in ["the first", "the next"] {
+            let told = ask(&service, asked, body.clone()).await.body;
+            assert_eq!(
+                (&told["allowed"], &told["remaining"]),
+                (&json!(true), &json!(5)),
+                "{look}: {asked}: {told}"
+            );
+        }
+        let all = json!({"limit": "api", "key": key, "cost": 5});
+        let spent = ask(&service, "POST /v1/check", all).await.body;
+        assert_eq!(spent["allowed"], json!(true), "{asked}: a look spends nothing");
+        let told = ask(&service, asked, body.clone()).await.body;
+        assert_eq!(
+            (&told["allowed"], &told["sure"]),
+            (&json!(false), &json!(true)),
+            "{asked}: {told}"
+        );
+    }
+    let reserved = json!({"limit": "api", "key": "d", "cost": 0});
+    let reserved = ask(&service, "POST /v1/reserve", reserved).await;
+    assert_eq!(
+        (reserved.status, &reserved.body["allowed"]),
+        (200, &json!(true)),
+        "{}",
+        reserved.body
+    );
+}
+
 #[tokio::test]
 async fn override_holds_here_at_once_and_on_another_process_soon() {
     let redis = RedisServer::start();

@@ -23,10 +23,10 @@ const TOP_LEVEL: [&str; 11] = [
 const FILE_LINES_MAX: usize = 700;
 /// Code of the data plane and of what users hold, without comments and tests. 1700 lines are aimed at: lower this with
 /// each line that goes; raise it only for what must be there.
-const DATA_PLANE_LINES_MAX: usize = 2483;
+const DATA_PLANE_LINES_MAX: usize = 2466;
 /// Parts that have a row of their own, by the files that only they need, each with at most so many lines.
 const PART_LINES_MAX: usize = 300;
-const PARTS: [&str; 28] = [
+const PARTS: [&str; 29] = [
     "builder/resolver",
     "bucket/window_bucket",
     "bucket/log_bucket",
@@ -35,6 +35,7 @@ const PARTS: [&str; 28] = [
     "bucket/local_bucket/plan",
     "bucket/new_key",
     "bucket/local_bucket/settle",
+    "limiter/ask_store",
     "limiter/by_request",
     "limiter/group",
     "limiter/handed_over",

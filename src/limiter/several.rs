@@ -7,14 +7,12 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
 
+use super::ask_store::is_open_look;
 use super::together::part::{Part, Patience, USUAL, fewer_left};
 use super::together::{ask_all, decide_all};
-use super::{ActiveLimit, AsyncLimit, Handle, Limiter};
-use crate::bucket::{OVERFLOW, Verdict};
+use super::{ActiveLimit, AsyncLimit, Limiter};
 use crate::decision::Decision;
-use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
 use crate::error::CheckError;
 use crate::key::{Key, KeyName};
 
@@ -222,8 +220,8 @@ pub(super) async fn ask_for_decision(parts: &[Part<'_>]) -> Option<Decision> {
     let mut all: Option<Decision> = None;
     for part in parts {
         let look = match part.look() {
-            Some(look) => look,
-            None => part.ask().await,
+            Some(look) if !is_open_look(&look, 0) => look,
+            _ => part.ask().await,
         };
         all = Some(all.map_or(look, |one| less_allowed(one, look)));
     }
@@ -263,50 +261,5 @@ impl AsyncLimit {
     /// This limit with the key of a request, for [`Limiter::check_all`] and [`Limiter::check_each`].
     pub fn on<'a, K: Key + ?Sized>(&'a self, key: &'a K) -> OnKey<'a> {
         self.0.on(key)
-    }
-}
-
-impl Handle {
-    /// Asks the store.
-    pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
-        if let Some(decision) = self.limit.decide_without_lease(&self.key.key, cost).await {
-            return decision;
-        }
-        self.answered(self.send_query(cost), cost).await
-    }
-
-    /// Asks the store for the answer to a request. `None` if the limit does not wait, or nobody would answer.
-    pub(super) fn send_query(&self, cost: u32) -> Option<oneshot::Receiver<StoreAnswer>> {
-        let within_us = self.limit.max_wait_us;
-        let (done, answer) = oneshot::channel();
-        let query = StoreQuery { key: self.key.clone(), cost, within_us, done };
-        let queries = &self.limit.shared.driver.queries;
-        (within_us > 0 && queries.send(Query::Sure(query)).is_ok()).then_some(answer)
-    }
-
-    /// The decision by the store's answer, or else by what this node knows.
-    pub(super) async fn answered(
-        &self,
-        answer: Option<oneshot::Receiver<StoreAnswer>>,
-        cost: u32,
-    ) -> Decision {
-        let answer = match answer {
-            Some(answer) => answer.await.ok(),
-            None => None,
-        };
-        let limit = &self.limit;
-        let (Some(StoreAnswer { allowed, sure }), Buckets::Leased(table)) =
-            (answer, &limit.state.buckets)
-        else {
-            // The limit does not wait, or the driver has ended with its runtime.
-            return limit.decide(self.target(), cost);
-        };
-        if self.key.place == OVERFLOW {
-            table.count_overflow();
-        }
-        let (bucket, now) = (table.at(self.key.place), limit.state.clock.now());
-        let left = bucket.mint_tokens(now, limit.state.terms.scale.token);
-        let result = bucket.result(Verdict::of(allowed), sure, left);
-        limit.lease_decision(&result, cost, now)
     }
 }

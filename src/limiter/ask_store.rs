@@ -1,0 +1,100 @@
+//! Asks the store where this node alone is not sure.
+
+use tokio::sync::oneshot;
+
+use super::settle::Allowed;
+use super::{ActiveLimit, Handle, Target};
+use crate::bucket::{OVERFLOW, Verdict};
+use crate::decision::{Decision, Held, Source};
+use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
+
+impl ActiveLimit {
+    pub(super) async fn decide_or_ask(&self, target: Target<'_>, cost: u32) -> Decision {
+        if let Some(decision) = self.decide_without_lease(target.key, cost).await {
+            return decision;
+        }
+        match self.decide_if_sure(target, cost, self.time()) {
+            Some(decision) if !is_open_look(&decision, cost) => decision,
+            _ => self.hold(target.key).ask_store(cost).await,
+        }
+    }
+}
+
+/// Whether it is a look that would deny only because this node has no word of the store.
+pub(super) fn is_open_look(decision: &Decision, cost: u32) -> bool {
+    cost == 0 && decision.is_denied() && !decision.is_sure()
+}
+
+impl Handle {
+    pub(super) async fn decide_or_ask_by_rule(&self, cost: u32) -> Decision {
+        if self.key.place == OVERFLOW {
+            // Of keys without a place, and of limits that keep none here.
+            return self.limit.decide_or_ask(self.target(), cost).await;
+        }
+        match self.limit.decide_if_sure(self.target(), cost, self.limit.time()) {
+            Some(decision) if !is_open_look(&decision, cost) => decision,
+            _ => self.ask_store(cost).await,
+        }
+    }
+
+    /// Asks the store.
+    pub(crate) async fn ask_store(&self, cost: u32) -> Decision {
+        if let Some(decision) = self.limit.decide_without_lease(&self.key.key, cost).await {
+            return decision;
+        }
+        if cost == 0 {
+            return self.look_by_a_token().await;
+        }
+        self.answered(self.send_query(cost), cost).await
+    }
+
+    /// Asks the store for a token, and gives it back. A key without a place shares a bucket, to which nothing goes back.
+    async fn look_by_a_token(&self) -> Decision {
+        if self.key.place == OVERFLOW {
+            return self.limit.decide(self.target(), 0);
+        }
+        let asked = self.limit.state.clock.now();
+        let decision = self.answered(self.send_query(1), 1).await;
+        let Source::Lease(held) = decision.source else { return decision };
+        if decision.is_denied() {
+            return decision;
+        }
+        self.limit.give_back_pinned(&self.key, &Allowed { decision, asked }, 1);
+        Decision { source: Source::Lease(Held { left: held.left + 1, ..held }), ..decision }
+    }
+
+    /// Asks the store for the answer to a request. `None` if the limit does not wait, or nobody would answer.
+    pub(super) fn send_query(&self, cost: u32) -> Option<oneshot::Receiver<StoreAnswer>> {
+        let within_us = self.limit.max_wait_us;
+        let (done, answer) = oneshot::channel();
+        let query = StoreQuery { key: self.key.clone(), cost, within_us, done };
+        let queries = &self.limit.shared.driver.queries;
+        (within_us > 0 && queries.send(Query::Sure(query)).is_ok()).then_some(answer)
+    }
+
+    /// The decision by the store's answer, or else by what this node knows.
+    pub(super) async fn answered(
+        &self,
+        answer: Option<oneshot::Receiver<StoreAnswer>>,
+        cost: u32,
+    ) -> Decision {
+        let answer = match answer {
+            Some(answer) => answer.await.ok(),
+            None => None,
+        };
+        let limit = &self.limit;
+        let (Some(StoreAnswer { allowed, sure }), Buckets::Leased(table)) =
+            (answer, &limit.state.buckets)
+        else {
+            // The limit does not wait, or the driver has ended with its runtime.
+            return limit.decide(self.target(), cost);
+        };
+        if self.key.place == OVERFLOW {
+            table.count_overflow();
+        }
+        let (bucket, now) = (table.at(self.key.place), limit.state.clock.now());
+        let left = bucket.mint_tokens(now, limit.state.terms.scale.token);
+        let result = bucket.result(Verdict::of(allowed), sure, left);
+        limit.lease_decision(&result, cost, now)
+    }
+}
