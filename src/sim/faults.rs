@@ -8,7 +8,7 @@ use super::setup::{Network, Setup};
 use super::workload::{STICKY_DEATH_SECONDS, Scenario, Workload, dying_node};
 use crate::algorithm::Rule;
 use crate::bound::{Incidents, bound};
-use crate::limit::DEFAULT_MAX_NODES;
+use crate::limit::{DEFAULT_MAX_NODES, OutagePolicy};
 use crate::time::{CLOCK_AGE_MAX_US, micros};
 
 /// Where nodes come and go, one in ten is replaced once in this time.
@@ -157,6 +157,19 @@ pub fn store_back(by_us: i64) -> Vec<Planned> {
     vec![step(from_s, -by_us), step(from_s + for_s, by_us)]
 }
 
+/// Until when a run has to last so that all of a scenario's own faults are over that come once, in seconds. 0 where there are
+/// none, or where they come again and again.
+pub fn last_fault_seconds(scenario: Scenario) -> f64 {
+    let second = match scenario {
+        Scenario::Outage => OUTAGE_SECONDS.1,
+        Scenario::OldSnapshot => RESTORED_SECONDS[1],
+        Scenario::StoreBack => STORE_BACK_SECONDS.0 + STORE_BACK_SECONDS.1,
+        Scenario::Crowd => CROWD_STALL_SECONDS.0 + CROWD_STALL_SECONDS.1,
+        _ => 0,
+    };
+    second as f64
+}
+
 /// What goes wrong in a workload's scenario.
 pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
     let Workload { scenario, nodes, seed, seconds, .. } = *workload;
@@ -172,9 +185,9 @@ pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
         Scenario::Churn => {
             let replaced = churned(nodes);
             let round = |round: u64| {
-                let first = (round as u16 - 1) * replaced;
-                (0..replaced).map(move |next| {
-                    let place = (first + next) % nodes;
+                let first = (round - 1) * u64::from(replaced);
+                (0..u64::from(replaced)).map(move |next| {
+                    let place = ((first + next) % u64::from(nodes)) as u16;
                     at(round * CHURN_SECONDS, Fault::NodeReplaced { place })
                 })
             };
@@ -210,9 +223,17 @@ pub fn of_scenario(workload: &Workload) -> Vec<Planned> {
     }
 }
 
+/// The part of round trips that may be lost without an incident. Where it is more, a node can be without an answer by chance
+/// until its outage policy takes over, and nothing counts that.
+const LOST_MAX: f64 = 0.04;
+
 /// The most that may be admitted in excess, in tokens, where this is planned: what the product says
-/// of its limit.
+/// of its limit. Infinite if more than a few messages are lost, and the outage policy admits anything.
 pub fn excess_bound(faults: &[Planned], setup: &Setup) -> f64 {
+    let Network { request_loss, reply_loss, .. } = setup.network;
+    if request_loss + reply_loss > LOST_MAX && setup.limit.outage != OutagePolicy::Closed {
+        return f64::INFINITY;
+    }
     let mut incidents = incidents(faults, setup);
     if matches!(setup.limit.rule(), Rule::LeakyBucket(_)) && may_miss_answers(faults, setup) {
         incidents.outages = incidents.outages.max(1);

@@ -37,8 +37,12 @@ impl Policy {
         if self == Self::Strict { limit.credit(0) } else { limit }
     }
 
-    /// The most that the product says that it may admit in excess by this policy, in tokens.
+    /// The most that the product says that it may admit in excess by this policy, in tokens. Infinite of a policy that is not
+    /// the product's.
     pub fn excess_bound(self, setup: &Setup, faults: &[Planned]) -> f64 {
+        if self == Self::WriteBehind {
+            return f64::INFINITY;
+        }
         let limit = self.limit(&setup.limit);
         faults::excess_bound(faults, &Setup { limit, ..setup.clone() })
     }

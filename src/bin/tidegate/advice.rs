@@ -97,11 +97,11 @@ fn limit_out_of_reach(flags: &LoadFlags) -> Option<String> {
     }
     let spent_after_s =
         flags.cluster.burst as f64 / (flags.cluster.rate.per_second() * (load - 1.0));
-    (spent_after_s > flags.seconds).then(|| {
+    let seconds = flags.seconds();
+    (spent_after_s > seconds).then(|| {
         format!(
-            "this load takes {spent_after_s:.1} s to spend the burst, and the run lasts {} s: the \
-             limit is not reached",
-            flags.seconds
+            "this load takes {spent_after_s:.1} s to spend the burst, and the run lasts {seconds} s: the \
+             limit is not reached"
         )
     })
 }

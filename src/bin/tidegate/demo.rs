@@ -167,7 +167,7 @@ fn read_input(options: &Options) -> Result<Input, DemoError> {
             arrivals: if options.processes { Vec::new() } else { workload.arrivals() },
             keys: key_names(workload.keys_in_all()),
             limit: flags.cluster.rate.times(flags.keys).to_string(),
-            seconds: flags.seconds,
+            seconds: flags.seconds(),
             source: Source::Synthetic(workload),
             trace: None,
         });

@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::{Deserialize, Serialize};
+use tidegate::sim::faults::last_fault_seconds;
 use tidegate::sim::workload::{Arrival, RUN_SECONDS_MAX, Scenario, Workload, WorkloadError};
 use tidegate::sim::{Algorithm, Form, Network, Policy, Setup};
 use tidegate::{ConfigError, Limit};
@@ -27,6 +28,8 @@ pub(crate) const THREADS_MAX: i64 = 256;
 
 /// The longest round trip.
 pub(crate) const RTT_MAX: Duration = Duration::from_secs(60);
+/// How long a load lasts at least, unless a flag says otherwise.
+const SECONDS: f64 = 10.0;
 
 /// What is asked for cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -144,9 +147,10 @@ pub(crate) struct LoadFlags {
     // No default value here: a strict policy refuses a credit that was given.
     #[arg(long)]
     pub(crate) credit: Option<u32>,
-    /// How long the load lasts: a number of seconds, or a duration such as 2m
-    #[arg(long, default_value = "10", value_parser = seconds, conflicts_with = "trace")]
-    pub(crate) seconds: f64,
+    /// How long the load lasts: a number of seconds, or a duration such as 2m [default: 10, or until 5 s after the
+    /// scenario's last fault]
+    #[arg(long, value_parser = seconds, conflicts_with = "trace")]
+    seconds: Option<f64>,
     #[command(flatten)]
     pub(crate) replay: TraceFlags,
     /// Seeds the arrivals, and whatever else is random
@@ -325,6 +329,10 @@ impl LoadFlags {
         }
     }
 
+    pub(crate) fn seconds(&self) -> f64 {
+        self.seconds.unwrap_or_else(|| SECONDS.max(last_fault_seconds(self.scenario) + 5.0))
+    }
+
     pub(crate) fn workload(&self) -> Workload {
         Workload {
             scenario: self.scenario,
@@ -332,7 +340,7 @@ impl LoadFlags {
             keys: self.keys,
             rate_per_second: self.cluster.rate.per_second(),
             load: self.load,
-            seconds: self.seconds,
+            seconds: self.seconds(),
             seed: self.seed,
         }
     }

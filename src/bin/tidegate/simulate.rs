@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use tidegate::ConfigError;
-use tidegate::sim::faults::{Planned, of_scenario};
+use tidegate::sim::faults::{Planned, last_fault_seconds, of_scenario};
 use tidegate::sim::figures::Figures;
 use tidegate::sim::workload::Workload;
 use tidegate::sim::{self, Form, Network, Policy, Setup, Traffic};
@@ -89,6 +89,16 @@ impl Options {
         }
         self.cluster().validate()?;
         seed_range(self.load.seed, self.seeds)?;
+        let (seconds, least) = (self.load.seconds(), last_fault_seconds(self.load.scenario));
+        if self.load.replay.trace.is_none() && seconds <= least {
+            let reason =
+                format!("the last fault of {} is over at {least} s", self.load.scenario.name());
+            return Err(InputError::Value {
+                flag: "--seconds",
+                value: seconds.to_string(),
+                reason,
+            });
+        }
         faults::validate(&self.faults, self.load.cluster.nodes)
     }
 
@@ -226,6 +236,7 @@ fn simulate(options: &Options, trace: Option<&Trace>, seed: u64) -> Result<Repor
         }
         None => (workload.arrivals(), of_scenario(&workload), workload.seconds),
     };
+    faults::validate_times(&options.faults, seconds)?;
     planned.extend(&options.faults);
     let (setup, network) = (options.cluster().setup(seed), options.network());
     let setup = match trace {
@@ -304,7 +315,8 @@ mod tests {
         for scenario in Scenario::ALL {
             let name = scenario.name();
             // Invented keys are 40000 a second.
-            let seconds = if scenario == Scenario::Junk { 0.5 } else { 6.0 };
+            let faults = last_fault_seconds(scenario);
+            let seconds = if scenario == Scenario::Junk { 0.5 } else { 6.0_f64.max(faults + 1.0) };
             let flags = format!("--scenario {name} --seconds {seconds} --rate 50 --keys 2");
             let options = options(&flags);
             let workload = options.workload(3);
@@ -339,10 +351,13 @@ mod tests {
             ("--policy write-behind --form async", "--form"),
             ("--seed 18446744073709551615 --seeds 2", "--seed"),
             ("--faults die@1s/4", "--faults"),
+            ("--scenario old_snapshot --seconds 12", "--seconds"),
+            ("--scenario outage --seconds 6", "--seconds"),
         ];
         for (flags, expected) in cases {
             let refused = options(flags).validate();
-            let Err(InputError::Flag { flag, .. }) = refused else {
+            let Err(InputError::Flag { flag, .. } | InputError::Value { flag, .. }) = refused
+            else {
                 panic!("{flags}: {refused:?}")
             };
             assert_eq!(flag, expected);
@@ -352,6 +367,26 @@ mod tests {
         let refused = refused.unwrap_err().to_string();
         let expected = "invalid value 'StoreForgets' for '--faults': ";
         assert!(refused.starts_with(expected), "{refused}");
+    }
+
+    #[test]
+    fn bound_is_none_where_many_messages_are_lost_and_of_a_policy_that_is_not_the_products() {
+        let bound = |flags: &str| {
+            let flags = format!("--rate 20 --burst 20 --seconds 4 {flags}");
+            simulate(&options(&flags), None, 2).unwrap().excess_bound_tokens
+        };
+        assert!(bound("").is_some() && bound("--loss 1%").is_some());
+        assert_eq!((bound("--loss 20%"), bound("--policy write-behind")), (None, None));
+    }
+
+    #[test]
+    fn fault_after_the_end_is_refused_and_a_scenario_lasts_until_its_last_fault_is_over() {
+        let late = options("--seconds 3 --faults forget@2s,hang@3s+1s");
+        let error = simulate(&late, None, 1).unwrap_err().to_string();
+        assert_eq!(error, "invalid value 'at 3 s' for '--faults': the run is over after 3 s");
+        let seconds = |flags| options(flags).load.seconds();
+        assert_eq!(seconds("--scenario old_snapshot"), 17.0);
+        assert_eq!((seconds(""), seconds("--seconds 3")), (10.0, 3.0));
     }
 
     #[test]

@@ -252,7 +252,7 @@ pub(crate) fn run(options: &Options) -> Result<(), TuneError> {
     let bar = progress::bar(0, "runs");
     let points = measure::points(options, trace.as_ref(), &bar);
     bar.finish_and_clear();
-    let (points, repeats) = choice::without_repeats(points?);
+    let (points, repeats) = choice::without_repeats(points?, &options.bounds());
     let recommended = choice::recommended(&points, &options.bounds());
     draw(options, &points, recommended)?;
     let report = report(options, &points, recommended)?;

@@ -18,6 +18,20 @@ fn store_with_service_time_is_busy_for_each_call_and_key() {
     assert_eq!(traffic.store_useful_us, traffic.store_busy_us);
 }
 
+/// The numbers of those that had been replaced ran over: a panic, or fewer nodes than one in ten.
+#[test]
+fn thousand_nodes_are_replaced_for_as_long_as_they_run() {
+    let (scenario, nodes, rate_per_second) = (Scenario::Churn, 1000, 1.0);
+    let (keys, load, seconds, seed) = (1, None, 1402.0, 1);
+    let workload = Workload { scenario, nodes, keys, rate_per_second, load, seconds, seed };
+    let planned = crate::sim::faults::of_scenario(&workload);
+    let mut last: Vec<_> = planned.iter().rev().take(100).map(|planned| planned.fault).collect();
+    assert_eq!(planned.len(), 70_000);
+    let expected: Vec<_> = (900..1000).rev().map(|place| Fault::NodeReplaced { place }).collect();
+    last.sort_by_key(|fault| std::cmp::Reverse(format!("{fault:?}")));
+    assert_eq!(last, expected);
+}
+
 #[test]
 fn stalled_store_answers_nobody_and_then_serves_what_waited() {
     let stall = [at(2 * SECOND_US, Fault::StoreStalls { for_us: 2 * SECOND_US })];

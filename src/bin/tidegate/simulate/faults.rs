@@ -209,6 +209,15 @@ pub(super) fn validate(planned: &[Planned], nodes: u16) -> Result<(), InputError
     Ok(())
 }
 
+/// Refuses faults after the end of a run: they would not be played.
+pub(super) fn validate_times(planned: &[Planned], seconds: f64) -> Result<(), InputError> {
+    let late = planned.iter().map(|planned| planned.at_us as f64 / 1e6).find(|at| *at >= seconds);
+    late.map_or(Ok(()), |at| {
+        let (flag, value) = ("--faults", format!("at {at} s"));
+        Err(InputError::Value { flag, value, reason: format!("the run is over after {seconds} s") })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -49,13 +49,15 @@ pub(crate) fn frontier(points: &[Point]) -> Vec<bool> {
 }
 
 /// Splits off the points whose longer interval saves next to no store calls: a shorter interval
-/// of the same way costs the same. The points of a way stand together, the shortest first.
-pub(crate) fn without_repeats(points: Vec<Point>) -> (Vec<Point>, Vec<Point>) {
+/// of the same way costs the same, and keeps the bounds if they do. The points of a way stand together, the shortest first.
+pub(crate) fn without_repeats(points: Vec<Point>, bounds: &Bounds) -> (Vec<Point>, Vec<Point>) {
     let (mut kept, mut repeats): (Vec<Point>, Vec<Point>) = (Vec::new(), Vec::new());
     for point in points {
         let calls = |point: &Point| point.worst.store_calls_per_second;
         let is_repeat = kept.last().is_some_and(|shorter| {
-            shorter.way == point.way && calls(&point) > (1.0 - CALLS_SLACK) * calls(shorter)
+            let keeps_as_much = bounds.holds(&shorter.worst) || !bounds.holds(&point.worst);
+            let saves_little = calls(&point) > (1.0 - CALLS_SLACK) * calls(shorter);
+            shorter.way == point.way && saves_little && keeps_as_much
         });
         if is_repeat { repeats.push(point) } else { kept.push(point) }
     }
@@ -71,19 +73,17 @@ fn within(points: &[Point], bounds: &Bounds) -> Vec<usize> {
     (0..points.len()).filter(keeps).collect()
 }
 
-/// The index of the point to use, if one keeps the bounds. Of those that do and that fall short by
-/// about as little as the best of them, also while something is broken: one that does not wait, or else one that waits about as
-/// seldom as the best; of these, one that takes about as few store calls as the cheapest; and of
-/// these, the one of the shortest interval, because it knows soonest what the others spend.
+/// The index of the point to use, if one keeps the bounds. One that does not wait, if one falls short by about as little as the
+/// best of them, also while something is broken. Of those that wait, or of those that do not, that fall short by about as
+/// little as the best of these: one that waits about as seldom as the best; of these, one that takes about as few store calls
+/// as the cheapest; and of these, the one of the shortest interval, because it knows soonest what the others spend.
 pub(crate) fn recommended(points: &[Point], bounds: &Bounds) -> Option<usize> {
     let worst = |index: usize| &points[index].worst;
-    let mut left = within(points, bounds);
-    keep_near_least(&mut left, |index| worst(index).shortfall_pct(), |least| least + SLACK_PCT);
-    let faulty = |index: usize| points[index].faulty.map_or(0.0, |worst| worst.shortfall_pct());
-    keep_near_least(&mut left, faulty, |least| least + FAULTY_SLACK_PCT);
-    if left.iter().any(|&index| !points[index].way.waits()) {
-        left.retain(|&index| !points[index].way.waits());
-    }
+    let waits = |index: usize| points[index].way.waits();
+    let within = within(points, bounds);
+    let may_not_wait = near_best(points, &within).into_iter().any(|index| !waits(index));
+    let family = within.into_iter().filter(|&index| waits(index) != may_not_wait);
+    let mut left = near_best(points, &family.collect::<Vec<_>>());
     keep_near_least(&mut left, |index| worst(index).waited_pct, |least| least + SLACK_PCT);
     let near_calls = |least| least * (1.0 + CALLS_SLACK);
     keep_near_least(&mut left, |index| worst(index).store_calls_per_second, near_calls);
@@ -94,6 +94,16 @@ pub(crate) fn recommended(points: &[Point], bounds: &Bounds) -> Option<usize> {
         };
         order(one).partial_cmp(&order(other)).unwrap_or(std::cmp::Ordering::Equal)
     })
+}
+
+/// Those of `indices` that fall short by about as little as the best of them, also while something is broken.
+fn near_best(points: &[Point], indices: &[usize]) -> Vec<usize> {
+    let mut left = indices.to_vec();
+    let shortfall = |index: usize| points[index].worst.shortfall_pct();
+    keep_near_least(&mut left, shortfall, |least| least + SLACK_PCT);
+    let faulty = |index: usize| points[index].faulty.map_or(0.0, |worst| worst.shortfall_pct());
+    keep_near_least(&mut left, faulty, |least| least + FAULTY_SLACK_PCT);
+    left
 }
 
 fn keep_near_least(indices: &mut Vec<usize>, of: impl Fn(usize) -> f64, near: impl Fn(f64) -> f64) {
@@ -132,7 +142,7 @@ pub(crate) fn reason(points: &[Point], bounds: &Bounds, longest_tick_s: f64) -> 
     format!(
         "policy {} at {interval_ms} ms: at worst {:.2} tokens more than the limit allows ({} \
          tolerated) and {:.2}% less than an ideal limiter admits, for {:.1} store calls a second; \
-         {waiting}.{faulty} Why: of the choices that keep to what is tolerated, those within \
+         {waiting}.{faulty} Why: of the choices that keep to what is tolerated, and wait or do not wait as this one, those within \
          {SLACK_PCT} point of the best ({FAULTY_SLACK_PCT} while something is broken) were taken; \
          of these, those with about the fewest store calls; and of these, the shortest interval, \
          because its nodes learn soonest what the others spend.{longer}",
@@ -239,12 +249,34 @@ mod tests {
             of(Way::DEFAULT, 1000, 171.0),
             of(Way::STRICT, 50, 399.0),
         ];
-        let (kept, repeats) = without_repeats(points);
+        let (kept, repeats) = without_repeats(points, &BOUNDS);
         let intervals = |points: &[Point]| -> Vec<u64> {
             points.iter().map(|point| point.interval_ms).collect()
         };
         assert_eq!(intervals(&kept), [50, 200, 50]);
         assert_eq!(intervals(&repeats), [500, 1000]);
+    }
+
+    #[test]
+    fn longer_interval_that_alone_keeps_the_bounds_is_left_in() {
+        let of = |interval_ms, excess| Point {
+            interval_ms,
+            ..point(Way::DEFAULT, excess, 0.0, 100.0, 0.0)
+        };
+        let (kept, _) = without_repeats(vec![of(50, 2.1), of(100, 1.9), of(200, 1.8)], &BOUNDS);
+        assert_eq!(kept.iter().map(|point| point.interval_ms).collect::<Vec<_>>(), [50, 100]);
+        assert_eq!(recommended(&kept, &BOUNDS), Some(1));
+    }
+
+    /// What waits was thrown out, and those that fall short by a point more than it had gone before: 3916 store calls a second.
+    #[test]
+    fn points_that_do_not_wait_are_compared_with_each_other() {
+        let points = [
+            point(Way::ASYNC, 0.0, 0.0, 300.0, 0.5),
+            point(Way::DEFAULT, 0.0, 0.9, 3916.0, 0.0),
+            point(Way::DEFAULT, 0.0, 1.1, 506.0, 0.0),
+        ];
+        assert_eq!(recommended(&points, &BOUNDS), Some(2));
     }
 
     #[test]
