@@ -84,6 +84,7 @@ fn wrong_command_line_exits_with_2() {
     check(&[
         row("demo --outage 5s..8s --seconds 2", 2, "'5s..8s' for '--outage'"),
         row("demo --outage 3s..2s", 2, "must end after it begins"),
+        row("demo --outage 1.05s..2s", 2, "whole tenths of a second"),
         row("demo --scenario outage", 2, "invalid value 'outage' for '--scenario"),
         row("demo --processes", 2, "'--processes'"),
         row("demo --store nowhere", 2, "expected memory, redis://HOST:PORT or HOST:PORT"),

@@ -67,8 +67,8 @@ pub(super) struct SimulatedStore {
     /// The last batch of each node and lane that was applied, to recognise resends.
     applied: HashMap<(InstanceId, u32), i64>,
     saved: Option<Memory>,
-    /// Replicas that will take over, the first first.
-    replicas: VecDeque<Memory>,
+    /// Replicas, by the time at which each takes over.
+    replicas: HashMap<u64, Memory>,
 }
 
 impl SimulatedStore {
@@ -83,7 +83,7 @@ impl SimulatedStore {
             queue: VecDeque::new(),
             applied: HashMap::new(),
             saved: None,
-            replicas: VecDeque::new(),
+            replicas: HashMap::new(),
         }
     }
 
@@ -192,13 +192,13 @@ impl SimulatedStore {
         self.come_back(saved, world_us)
     }
 
-    pub(super) fn replica_falls_behind(&mut self) {
-        self.replicas.push_back(self.memory.clone());
+    pub(super) fn replica_falls_behind(&mut self, takes_over_us: u64) {
+        self.replicas.insert(takes_over_us, self.memory.clone());
     }
 
-    /// The first replica takes over. Returns whether there is one.
+    /// The replica of this time takes over. Returns whether there is one.
     pub(super) fn fail_over(&mut self, world_us: u64) -> bool {
-        let replica = self.replicas.pop_front();
+        let replica = self.replicas.remove(&world_us);
         self.come_back(replica, world_us)
     }
 

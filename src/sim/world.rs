@@ -209,7 +209,8 @@ impl World {
             self.judge.store_is_absent(absence);
         }
         if let Fault::StoreLags { by_us } = planned.fault {
-            self.plan(at_us.saturating_sub(by_us), Happening::ReplicaFallsBehind);
+            let takes_over_us = at_us;
+            self.plan(at_us.saturating_sub(by_us), Happening::ReplicaFallsBehind { takes_over_us });
         }
         self.plan(at_us, Happening::Fault(planned.fault));
     }
@@ -257,7 +258,9 @@ impl World {
                 let fault = *fault;
                 return self.apply_fault(fault);
             }
-            Happening::ReplicaFallsBehind => return self.store.replica_falls_behind(),
+            Happening::ReplicaFallsBehind { takes_over_us } => {
+                return self.store.replica_falls_behind(*takes_over_us);
+            }
         };
         if !self.nodes[index].alive {
             return;
@@ -287,7 +290,7 @@ impl World {
             Happening::Delivery(_)
             | Happening::Service
             | Happening::Fault(_)
-            | Happening::ReplicaFallsBehind => {}
+            | Happening::ReplicaFallsBehind { .. } => {}
         }
         self.audit_node(index);
     }

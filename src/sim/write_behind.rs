@@ -108,7 +108,10 @@ pub fn run(
         return refuse("algorithm", rule.algorithm().to_owned(), reason);
     }
     let mut cluster = WriteBehind::new(setup);
-    for &Planned { at_us, fault } in faults {
+    for planned @ &Planned { at_us, fault } in faults {
+        if let Some(absence) = planned.store_absence() {
+            cluster.judge.store_is_absent(absence);
+        }
         let happening = match fault {
             Fault::NodeReplaced { place } => Step::Replacement { node: usize::from(place) },
             Fault::StoreHangs { for_us } => Step::Hang { until_us: at_us + for_us },
@@ -151,7 +154,7 @@ impl WriteBehind {
             nodes: vec![BTreeMap::new(); usize::from(setup.nodes)],
             store: HashMap::new(),
             hung_until_us: 0,
-            judge: Judge::new(rate_per_second, burst),
+            judge: Judge::new(rate_per_second, burst).of_known_keys(setup.known_keys),
             traffic: Traffic::default(),
         };
         for node in 0..cluster.nodes.len() {
@@ -213,7 +216,7 @@ impl WriteBehind {
                 Step::Answer { node, levels } => self.believe(node, &levels),
                 // An answer to the dead may still come: the total in it is true for the new one too.
                 Step::Replacement { node } => self.nodes[node].clear(),
-                Step::Hang { until_us } => self.hung_until_us = until_us,
+                Step::Hang { until_us } => self.hung_until_us = self.hung_until_us.max(until_us),
             }
         }
     }
@@ -228,7 +231,7 @@ impl WriteBehind {
         }
         self.traffic.store_calls += 1;
         self.traffic.keys_synced += deltas.len() as u64;
-        self.send(self.network.request_loss, Step::Request { node, deltas });
+        self.send(node, self.network.request_loss, Step::Request { node, deltas });
     }
 
     fn charge(&mut self, node: usize, deltas: &[(u32, u64)]) {
@@ -239,7 +242,7 @@ impl WriteBehind {
             self.store.insert(key, Level { tokens, at_us: self.now_us });
             levels.push((key, tokens));
         }
-        self.send(self.network.reply_loss, Step::Answer { node, levels });
+        self.send(node, self.network.reply_loss, Step::Answer { node, levels });
     }
 
     fn believe(&mut self, node: usize, levels: &[(u32, f64)]) {
@@ -253,11 +256,12 @@ impl WriteBehind {
         }
     }
 
-    fn send(&mut self, loss: f64, message: Step) {
+    /// Sends a message from a node or to it.
+    fn send(&mut self, node: usize, loss: f64, message: Step) {
         if self.happens(loss) {
             return;
         }
-        let rtt_us = micros(self.network.rtt);
+        let rtt_us = micros(self.network.rtt_of(node as u16));
         let late_us =
             if self.happens(self.network.late) { self.random.u64(0..LATE_MAX_US) } else { 0 };
         let way_us = rtt_us / 4 + self.random.u64(0..=rtt_us / 2) + late_us;
@@ -420,6 +424,44 @@ mod tests {
         let hang = Planned { at_us: 5_000_000, fault: Fault::StoreHangs { for_us: 3_000_000 } };
         let during: u64 = play_faults(&[hang]).unwrap()[50..80].iter().sum();
         assert!(during > 600, "{during} admitted in 3 s at 100/s");
+    }
+
+    #[test]
+    fn hang_within_a_hang_does_not_end_it() {
+        let hang = |at_us, for_us| Planned { at_us, fault: Fault::StoreHangs { for_us } };
+        let one = play_faults(&[hang(5_000_000, 3_000_000)]).unwrap();
+        let two = play_faults(&[hang(5_000_000, 3_000_000), hang(6_000_000, 500_000)]).unwrap();
+        assert_eq!(one, two);
+    }
+
+    #[test]
+    fn nodes_that_are_far_from_the_store_and_keys_that_are_invented_are_played_as_such() {
+        let workload = Workload {
+            scenario: Scenario::OverUniform,
+            nodes: 4,
+            keys: 2,
+            rate_per_second: 100.0,
+            load: None,
+            seconds: 20.0,
+            seed: 1,
+        };
+        let near = Setup::new(Limit::new("api", Quota::per_second(100)), 4, 1);
+        let figures = |setup: &Setup, faults: &[Planned]| {
+            run(setup, &workload.arrivals(), faults, 20.0).unwrap().figures
+        };
+        let of_near = figures(&near, &[]);
+        let rtt_by_node = Some([Duration::from_millis(400); 4]);
+        let network = Network { rtt_by_node, ..near.network };
+        let of_far = figures(&Setup { network, ..near.clone() }, &[]);
+        assert!(of_far.excess_tokens > of_near.excess_tokens + 5.0, "{of_far:?}, near {of_near:?}");
+        let known = Setup { known_keys: Some(1), ..near.clone() };
+        let of_known = figures(&known, &[]);
+        assert!(of_known.admitted < of_near.admitted * 6 / 10, "{of_known:?}");
+        let hang = Planned { at_us: 5_000_000, fault: Fault::StoreHangs { for_us: 10_000_000 } };
+        let of_hang = figures(&near, &[hang]);
+        let (reachable, all) =
+            (of_hang.admitted_vs_ideal_reachable_pct, of_hang.admitted_vs_ideal_pct);
+        assert!(reachable < all - 10.0, "{reachable} of the time without the hang, {all} of all");
     }
 
     #[test]

@@ -136,7 +136,11 @@ struct Report {
     seed: u64,
     policy: Policy,
     form: Form,
+    /// The shortest, where nodes have round trips of their own.
     rtt_ms: f64,
+    /// Those of the nodes in turn, if they are not the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rtt_by_node_ms: Option<[f64; 4]>,
     store_calls_per_second: f64,
     keys_synced_per_second: f64,
     keys_synced_per_tick_and_node: f64,
@@ -157,16 +161,21 @@ impl Reported for Report {
         let bound = self.excess_bound_tokens.map_or("none".to_owned(), tokens);
         let busy =
             format!("{} busy, {} useful", pct(self.store_busy_pct), pct(self.store_useful_pct));
+        let rtt = match self.rtt_by_node_ms {
+            Some([one, two, three, four]) => {
+                format!("{one}, {two}, {three} or {four} ms, by node in turn")
+            }
+            None => format!("{} ms", self.rtt_ms),
+        };
         let mut lines = self.summary.lines();
         lines.push(("bound of the excess", bound));
         lines.push((
             "played with",
             format!(
-                "seed {}, policy {}, form {}, round trip {} ms",
+                "seed {}, policy {}, form {}, round trip {rtt}",
                 self.seed,
                 self.policy.name(),
-                self.form.name(),
-                self.rtt_ms
+                self.form.name()
             ),
         ));
         // A store without a service time is never busy.
@@ -200,7 +209,8 @@ impl Report {
             seed: setup.seed,
             policy: options.policy,
             form: options.form,
-            rtt_ms: options.network().rtt.as_secs_f64() * 1e3,
+            rtt_ms: millis(setup.network.rtt),
+            rtt_by_node_ms: setup.network.rtt_by_node.map(|rtts| rtts.map(millis)),
         }
     }
 }
@@ -250,6 +260,10 @@ fn simulate(options: &Options, trace: Option<&Trace>, seed: u64) -> Result<Repor
     let sim::Outcome { figures, traffic } = outcome;
     let summary = Summary::new(&options.load, "simulated", seconds, &traffic, figures, trace);
     Ok(Report::new(options, &setup, summary, &Told { traffic, tick_s, excess_bound_tokens }))
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 /// What one line a seed has room for, in %.
@@ -384,6 +398,9 @@ mod tests {
         let late = options("--seconds 3 --faults forget@2s,hang@3s+1s");
         let error = simulate(&late, None, 1).unwrap_err().to_string();
         assert_eq!(error, "invalid value 'at 3 s' for '--faults': the run is over after 3 s");
+        let far = simulate(&options("--scenario far_under --seconds 1"), None, 1).unwrap();
+        let text = format!("{:?}", far.lines());
+        assert!(text.contains("round trip 1, 5, 20 or 80 ms, by node in turn"), "{text}");
         let seconds = |flags| options(flags).load.seconds();
         assert_eq!(seconds("--scenario old_snapshot"), 17.0);
         assert_eq!((seconds(""), seconds("--seconds 3")), (10.0, 3.0));

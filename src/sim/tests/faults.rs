@@ -58,6 +58,19 @@ fn store_that_hangs_charges_what_was_sent_and_one_that_is_gone_loses_it() {
     assert!(gone > 2000 && hung >= gone + 10, "{hung} and {gone}");
 }
 
+/// The replica that had fallen behind first took over first.
+#[test]
+fn replica_takes_over_at_its_time_also_where_another_fell_behind_before() {
+    let charged = |lags: &[Planned]| {
+        let dies = |place| at(3 * SECOND_US + 50_000, Fault::NodeDies { place });
+        let faults: Vec<_> = lags.iter().copied().chain((0..4).map(dies)).collect();
+        lived(&audited(api(1000, 1000), 4, 1), Scenario::OverUniform, 5.0, &faults).store.charged()
+    };
+    let lags_at = |second, by_us| at(second * SECOND_US, Fault::StoreLags { by_us });
+    let late = lags_at(6, 4 * SECOND_US);
+    assert_eq!(charged(&[lags_at(3, 100_000), late]), charged(&[lags_at(3, 100_000)]));
+}
+
 #[test]
 fn new_nodes_admit_their_shares_while_those_of_before_an_outage_are_waited_for() {
     let mut faults = vec![at(2 * SECOND_US, Fault::StoreGone { for_us: 3 * SECOND_US })];

@@ -54,7 +54,9 @@ pub(super) enum Happening {
     },
     Fault(Fault),
     /// A replica that is to take over later falls behind.
-    ReplicaFallsBehind,
+    ReplicaFallsBehind {
+        takes_over_us: u64,
+    },
 }
 
 #[derive(Debug)]

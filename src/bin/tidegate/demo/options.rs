@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tidegate::Limit;
+use tidegate::sim::figures::SLOT_US;
 use tidegate::sim::workload::Scenario;
 
 use crate::flags::{InputError, LoadFlags, one_of, scenario_help};
@@ -74,6 +75,12 @@ impl FromStr for Outage {
         let outage = Self { from: time(from)?, until: time(until)? };
         if outage.until <= outage.from {
             return Err("an outage must end after it begins".to_owned());
+        }
+        if [outage.from, outage.until].iter().any(|time| time.as_micros() % u128::from(SLOT_US) > 0)
+        {
+            return Err(
+                "its times are whole tenths of a second: admissions are counted so".to_owned()
+            );
         }
         Ok(outage)
     }
