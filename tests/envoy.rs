@@ -706,6 +706,60 @@ async fn costs_looks_and_requests_that_are_not_decided() {
     }
 }
 
+#[tokio::test]
+async fn json_is_read_as_protobuf_maps_it_and_what_it_has_no_place_for_is_refused() {
+    let service = service("[domains.d.c]\nquota = \"100/h\"\nalgorithm = \"fixed-window\"\n");
+    let asked = |field: &str, value: &str| {
+        let mut descriptor = json!({"entries": [{"key": "c", "value": "x"}]});
+        let value: Value = serde_json::from_str(value).unwrap();
+        let mut body = json!({"domain": "d"});
+        match field.split_once('.') {
+            Some(("descriptor", field)) => descriptor[field] = value,
+            Some(("entry", field)) => descriptor["entries"][0][field] = value,
+            _ => body[field] = value,
+        }
+        if body["descriptors"].is_null() && field != "descriptors" {
+            body["descriptors"] = json!([descriptor]);
+        }
+        body
+    };
+    let taken = [
+        ("hitsAddend", "2.0", "OK 98"),
+        ("hitsAddend", "2e0", "OK 96"),
+        ("hitsAddend", "\"2.0\"", "OK 94"),
+        ("hitsAddend", "null", "OK 93"),
+        ("descriptor.hitsAddend", "3.0", "OK 90"),
+        ("descriptor.hitsAddend", "null", "OK 89"),
+        ("descriptor.isNegativeHits", "null", "OK 88"),
+        ("descriptor.limit", "null", "OK 87"),
+        ("descriptor.limit", r#"{"requestsPerUnit": 50.0, "unit": 2}"#, "OK 49"),
+    ];
+    for (field, value, expected) in taken {
+        let (status, answer) = ask(&service, &asked(field, value)).await;
+        assert_eq!((status, &*shown(&answer)), (200, expected), "{field}: {value}: {answer}");
+    }
+    let refused = [
+        ("hitsAddend", "1.5"),
+        ("hitsAddend", "-1"),
+        ("hitsAddend", "\"x\""),
+        ("descriptors", r#"[[[["c", "x"]]]]"#),
+        ("descriptors", r#"[{"entries": [["c", "x"]]}]"#),
+        ("descriptor.limit", "[]"),
+        ("descriptor.limit", "[50, 2]"),
+        ("descriptor.limit", r#"{"requestsPerUnit": 50, "unit": "WEEK"}"#),
+        ("entry.value", "1"),
+    ];
+    for (field, value) in refused {
+        let (status, answer) = ask(&service, &asked(field, value)).await;
+        assert_eq!(status, 422, "{field}: {value}: {answer}");
+    }
+    let (status, answer) =
+        ask(&service, &json!(["d", [{"entries": [{"key": "c", "value": "x"}]}]])).await;
+    assert_eq!(status, 422, "{answer}");
+    // A text that is null is empty: then there is no domain.
+    assert_eq!(ask(&service, &asked("domain", "null")).await.0, 400);
+}
+
 /// Descriptors of one hit are charged in the order of the request while there are tokens enough, those of two hits key by key.
 #[tokio::test]
 async fn key_that_comes_twice_in_a_request_pays_twice_or_nothing() {

@@ -8,8 +8,10 @@ pub(crate) use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_l
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response as pb_response;
 use envoy_types::pb::google::protobuf::Duration as PbDuration;
-use serde::de::{Error, IntoDeserializer, Visitor};
+use serde::de::{Error, IntoDeserializer, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::json::{objects, or_default, some_object, some_whole, whole};
 
 /// The most descriptors in one request.
 pub(super) const DESCRIPTORS_MAX: usize = 1000;
@@ -43,7 +45,9 @@ pub(crate) struct Descriptor<'a> {
     expecting = "an object of domain and descriptors"
 )]
 pub(crate) struct JsonRequest {
+    #[serde(deserialize_with = "or_default")]
     domain: String,
+    #[serde(deserialize_with = "objects")]
     descriptors: Vec<JsonDescriptor>,
     /// Requests; 0 is one.
     #[serde(alias = "hits_addend", deserialize_with = "whole")]
@@ -55,19 +59,27 @@ pub(crate) struct JsonRequest {
 struct JsonDescriptor {
     #[serde(deserialize_with = "entries")]
     entries: Vec<Entry>,
+    #[serde(deserialize_with = "some_object")]
     limit: Option<OwnLimit>,
     /// Instead of those of the whole; 0 looks without counting.
     #[serde(alias = "hits_addend", deserialize_with = "some_whole")]
     hits_addend: Option<u64>,
-    #[serde(alias = "is_negative_hits")]
+    #[serde(alias = "is_negative_hits", deserialize_with = "or_default")]
     is_negative_hits: bool,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "an object of key and value")]
 struct JsonEntry {
+    #[serde(deserialize_with = "or_default")]
     key: String,
+    #[serde(deserialize_with = "or_default")]
     value: String,
+}
+
+fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Entry>, D::Error> {
+    let entries = objects(deserializer)?;
+    Ok(entries.into_iter().map(|JsonEntry { key, value }| Entry { key, value }).collect())
 }
 
 /// A limit that a request brings with it.
@@ -233,38 +245,6 @@ fn seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::O
     serializer.collect_str(&format_args!("{}s", time.unwrap_or_default().as_secs()))
 }
 
-fn some_whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
-    deserializer.deserialize_any(WholeVisitor)
-}
-
-fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    some_whole(deserializer).map(Option::unwrap_or_default)
-}
-
-/// A whole number, which JSON of protobuf may write as a text, or null.
-struct WholeVisitor;
-
-impl Visitor<'_> for WholeVisitor {
-    type Value = Option<u64>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a whole number, 0 or more")
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Option<u64>, E> {
-        Ok(Some(number))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Option<u64>, E> {
-        let wrong = |_| E::invalid_value(serde::de::Unexpected::Str(text), &self);
-        text.parse().map(Some).map_err(wrong)
-    }
-
-    fn visit_unit<E>(self) -> Result<Option<u64>, E> {
-        Ok(None)
-    }
-}
-
 fn unit<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Unit>, D::Error> {
     deserializer.deserialize_any(UnitVisitor)
 }
@@ -276,7 +256,7 @@ impl Visitor<'_> for UnitVisitor {
     type Value = Option<Unit>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR")
+        f.write_str("SECOND, MINUTE, HOUR, DAY, MONTH or YEAR")
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<Option<Unit>, E> {
@@ -286,6 +266,8 @@ impl Visitor<'_> for UnitVisitor {
     fn visit_str<E: Error>(self, text: &str) -> Result<Option<Unit>, E> {
         match text {
             "UNKNOWN" => Ok(None),
+            // There are no weeks, as in protobuf.
+            "WEEK" => Err(E::invalid_value(Unexpected::Str(text), &self)),
             name => Unit::deserialize(name.into_deserializer()).map(Some),
         }
     }
@@ -293,11 +275,6 @@ impl Visitor<'_> for UnitVisitor {
     fn visit_unit<E>(self) -> Result<Option<Unit>, E> {
         Ok(None)
     }
-}
-
-fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Entry>, D::Error> {
-    let entries = Vec::<JsonEntry>::deserialize(deserializer)?;
-    Ok(entries.into_iter().map(|JsonEntry { key, value }| Entry { key, value }).collect())
 }
 
 /// The hits of a descriptor: its own, or else those of the request, of which 0 is one.
@@ -392,6 +369,7 @@ impl From<Answer> for pb::RateLimitResponse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rls::json::Object;
 
     #[test]
     fn json_is_that_of_protobuf_in_both_spellings() -> Result<(), serde_json::Error> {
@@ -403,11 +381,16 @@ mod tests {
         let expected =
             Descriptor { entries: &entries, limit: None, hits: 7, is_negative_hits: true };
         for text in [camel, snake] {
-            let json: JsonRequest = serde_json::from_str(text)?;
+            let Object::<JsonRequest>(json) = serde_json::from_str(text)?;
             let request = RateLimitRequest::from(&json);
             assert_eq!((request.domain, &*request.descriptors), ("d", &[expected][..]));
         }
         assert!(serde_json::from_str::<JsonRequest>(r#"{"domains":"d"}"#).is_err());
+        Ok(())
+    }
+
+    #[test]
+    fn answer_is_written_as_protobuf_writes_it() -> Result<(), serde_json::Error> {
         let answer = Answer {
             overall_code: Code::OverLimit,
             statuses: vec![

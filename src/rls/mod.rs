@@ -5,6 +5,7 @@
 
 mod charge;
 mod decide;
+pub(crate) mod json;
 mod messages;
 mod metrics;
 

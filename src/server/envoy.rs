@@ -18,7 +18,7 @@ use tonic::{Request, Response as GrpcResponse, Status, async_trait};
 use tonic_health::server::{HealthReporter, health_reporter};
 
 use super::ending_calls::EndingCalls;
-use super::extract::Body;
+use super::extract::{Body, Object};
 use super::problem::{BODY_BYTES_MAX, Problem};
 use super::reflection;
 use super::running::Running;
@@ -136,7 +136,7 @@ pub(super) async fn json(
     State(running): State<Arc<Running>>,
     body: Body,
 ) -> Result<Response, Problem> {
-    let request: JsonRequest = body.parse()?;
+    let Object::<JsonRequest>(request) = body.parse()?;
     let request = RateLimitRequest::from(&request);
     let answer = running.in_force.load_full().answer(&request, None).await;
     let answer: Answer = answer.map_err(|refusal| {

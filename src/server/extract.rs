@@ -9,12 +9,13 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use percent_encoding::percent_decode_str;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, Error, IgnoredAny, MapAccess, Unexpected, Visitor};
+use serde::de::{DeserializeOwned, Error, IgnoredAny, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::problem::Problem;
 use super::running::Running;
+pub(super) use crate::rls::json::Object;
+use crate::rls::json::whole_of;
 
 /// The body of a request that asks for a decision or a change. It came in time, and the service does not refuse it.
 pub(super) struct Body(Bytes);
@@ -59,29 +60,6 @@ impl Body {
     }
 }
 
-/// Fields as an object has them. Derived, a list of their values would be taken too.
-pub(super) struct Object<T>(pub(super) T);
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(ObjectVisitor(PhantomData)).map(Self)
-    }
-}
-
-struct ObjectVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<T, M::Error> {
-        T::deserialize(MapAccessDeserializer::new(map))
-    }
-}
-
 /// A whole number, also one that is written with a point: JSON does not tell 1 from 1.0.
 pub(super) fn whole<'de, D: Deserializer<'de>, N: TryFrom<u64>>(
     deserializer: D,
@@ -103,17 +81,13 @@ impl<N: TryFrom<u64>> Visitor<'_> for WholeVisitor<N> {
         number.try_into().map_err(wrong)
     }
 
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is whole")]
     fn visit_f64<E: Error>(self, number: f64) -> Result<N, E> {
-        if number.fract() == 0.0 && (0.0..=LARGEST_EXACT).contains(&number) {
-            return self.visit_u64(number as u64);
+        match whole_of(number) {
+            Some(number) => self.visit_u64(number),
+            None => Err(E::invalid_value(Unexpected::Float(number), &self)),
         }
-        Err(E::invalid_value(Unexpected::Float(number), &self))
     }
 }
-
-/// 2^53: all whole numbers up to it are exact.
-const LARGEST_EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// The name of a limit in a path.
 pub(super) struct LimitName(pub(super) String);
