@@ -486,7 +486,7 @@ fn look_by_another_quota_changes_nothing() {
         let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
             let key = b"key"[..].into();
             let (deed, slot_within_us, windows) = (Deed::Ask, 0, None);
-            pair.ask(&ExactRequest { limit, rule, key, cost, slot_within_us, deed, windows }, now)
+            pair.ask(&ExactRequest { limit, rule, key, cost, deed, slot_within_us, windows }, now)
         };
         assert!(ask(large, 70, BEGIN_US));
         ask(small, 0, BEGIN_US + 1_000);
@@ -508,7 +508,7 @@ fn bucket_that_filled_up_by_a_small_plan_has_no_more_by_a_large_one() {
     let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
         let key = b"key"[..].into();
         let (deed, slot_within_us, windows) = (Deed::Ask, 0, None);
-        pair.ask(&ExactRequest { limit, rule, key, cost, slot_within_us, deed, windows }, now)
+        pair.ask(&ExactRequest { limit, rule, key, cost, deed, slot_within_us, windows }, now)
     };
     assert!(ask(large, 100, BEGIN_US));
     assert!(!ask(small, 1, BEGIN_US + 1_000));
