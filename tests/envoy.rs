@@ -746,7 +746,7 @@ async fn json_is_read_as_protobuf_maps_it_and_what_it_has_no_place_for_is_refuse
         ("descriptors", r#"[{"entries": [["c", "x"]]}]"#),
         ("descriptor.limit", "[]"),
         ("descriptor.limit", "[50, 2]"),
-        ("descriptor.limit", r#"{"requestsPerUnit": 50, "unit": "WEEK"}"#),
+        ("descriptor.limit", r#"{"requestsPerUnit": 50, "unit": "FORTNIGHT"}"#),
         ("entry.value", "1"),
     ];
     for (field, value) in refused {

@@ -1,177 +1,34 @@
 //! Charges the descriptors of a request that have limits, and tells how each stands.
 
-use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::hash::BuildHasher;
 use std::iter;
-use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
 use foldhash::fast::FixedState;
 use tokio::time::Instant;
 
-use super::messages::{
-    Code, CurrentLimit, Descriptor as Asked, OwnLimit, Refusal, Shadow, Status, Unit,
-};
+use super::limited::{Limited, Outcome, patience, status};
+use super::messages::{Code, Refusal, Shadow, Status};
 use crate::config::ChargeRule;
 use crate::decision::{Decision, RETRY_MIN_US};
-use crate::key::{Key, KeyWriter};
 use crate::limit::Mode;
-use crate::limiter::AsyncLimit;
 use crate::limiter::together::part::{Part, Patience};
 use crate::limiter::together::{Together, ask_all, try_take_all};
 
-/// What holds for the descriptors of a request.
-pub(super) struct Rulings<'a> {
+/// What the descriptors of a request match.
+pub(super) struct Matches<'a> {
     /// How each of them stands; those that have a limit do not yet.
     pub(super) statuses: Vec<Status>,
     /// Those of them that have a limit.
     pub(super) limited: Vec<Option<Limited<'a>>>,
 }
 
-impl Rulings<'_> {
+impl Matches<'_> {
     /// No descriptor has a limit yet.
     pub(super) fn new(descriptors: usize) -> Self {
         let limited = iter::repeat_with(|| None).take(descriptors).collect();
         Self { statuses: vec![Status::default(); descriptors], limited }
-    }
-}
-
-/// The limit of a descriptor: of the file, or one that the request has brought.
-pub(super) enum LimitOf<'a> {
-    File(&'a AsyncLimit),
-    Request(Arc<AsyncLimit>),
-}
-
-impl Deref for LimitOf<'_> {
-    type Target = AsyncLimit;
-
-    fn deref(&self) -> &AsyncLimit {
-        match self {
-            Self::File(limit) => limit,
-            Self::Request(limit) => limit,
-        }
-    }
-}
-
-/// The values of a key: as a tuple of them.
-pub(super) struct Values<'s, 'a> {
-    pub(super) values: &'s [&'a str],
-    /// A limit of the request's own. The key begins with it, so that each such limit counts for itself.
-    pub(super) own: Option<OwnLimit>,
-}
-
-impl<'a> Values<'_, 'a> {
-    /// The one that is the key as it is.
-    fn only(&self) -> Option<&'a str> {
-        match (self.values, self.own) {
-            ([value], None) => Some(value),
-            _ => None,
-        }
-    }
-}
-
-impl Key for Values<'_, '_> {
-    fn held_bytes(&self) -> Option<&[u8]> {
-        self.only().and_then(Key::held_bytes)
-    }
-
-    fn write(&self, writer: &mut KeyWriter<'_>) {
-        if let Some(held) = self.held_bytes() {
-            return writer.push(held);
-        }
-        if let Some(own) = self.own {
-            let OwnLimit { requests_per_unit, unit } = own;
-            requests_per_unit.write(writer);
-            writer.push(b"/");
-            unit.map_or(0, |unit| unit.period().as_secs()).write(writer);
-        }
-        for (place, value) in self.values.iter().enumerate() {
-            if place > 0 || self.own.is_some() {
-                writer.push(b":");
-            }
-            writer.push_part_of(|part| value.write(part));
-        }
-    }
-}
-
-/// A descriptor that has a limit.
-pub(super) struct Limited<'a> {
-    /// Its place in the request.
-    place: usize,
-    limit: LimitOf<'a>,
-    /// What the limiter knows its values by.
-    key: Cow<'a, [u8]>,
-    /// The key before it is hashed, if overrides look for that.
-    plain: Option<Arc<[u8]>>,
-    /// 0 looks, and charges nothing.
-    hits: u32,
-    /// They go back.
-    is_negative: bool,
-    charge: ChargeRule,
-}
-
-impl<'a> Limited<'a> {
-    /// Inlined, so that it is built in its place in the list: a processor stalls when it copies what it has just written. The other
-    /// values that are built for each descriptor are inlined for the same reason.
-    #[inline(always)]
-    pub(super) fn new(
-        limit: LimitOf<'a>,
-        values: &Values<'_, 'a>,
-        charge: ChargeRule,
-        (place, asked): (usize, &Asked<'_>),
-    ) -> Self {
-        let secret = &limit.0.shared.secret;
-        let held = values.only().and_then(|value| secret.held_name(value));
-        Self {
-            place,
-            key: match held {
-                Some(held) => Cow::Borrowed(held),
-                None => Cow::Owned(secret.name(values).to_vec()),
-            },
-            plain: limit.0.plain_for_overrides(values),
-            limit,
-            hits: asked.hits,
-            is_negative: asked.is_negative_hits,
-            charge,
-        }
-    }
-
-    /// What the limit is asked for.
-    fn part(&self, cost: u32, patience: Patience) -> Part<'_> {
-        let plain = self.plain.as_deref();
-        Part { limit: &self.limit.0, key: &self.key, plain, cost, patience }
-    }
-
-    /// How a descriptor stands that charges nothing. A look is over the limit if the key is blocked, or if costs are owed and it
-    /// has no token.
-    async fn status(&self, deadline: Option<Instant>) -> Status {
-        let is_owed = self.charge == ChargeRule::InFull;
-        if is_owed && !self.is_negative && self.limit.is_leased() {
-            return self.status_by_a_token(deadline).await;
-        }
-        let decision = self.part(0, patience(deadline)).ask().await;
-        let is_over =
-            !self.is_negative && decision.is_denied() && (is_owed || decision.is_override());
-        status(&self.limit, Outcome { is_over, is_charged: false, decision: Some(&decision) })
-    }
-
-    /// The same by whether the key has a token, which is taken and given back: so a node that knows nothing of the key asks the
-    /// store.
-    async fn status_by_a_token(&self, deadline: Option<Instant>) -> Status {
-        let decision = self.part(1, patience(deadline)).ask_and_give_back().await;
-        let is_over = decision.is_denied();
-        let outcome = Outcome { is_over, is_charged: false, decision: Some(&decision) };
-        let mut status = status(&self.limit, outcome);
-        if !is_over && !decision.took_nothing() {
-            status.limit_remaining = status.limit_remaining.saturating_add(1);
-        }
-        status
-    }
-
-    fn has_hits_to_charge(&self) -> bool {
-        self.hits > 0 && !self.is_negative
     }
 }
 
@@ -198,7 +55,7 @@ impl<'r, 'a> ToCharge<'r, 'a> {
     fn compare(&self, other: &Self) -> Ordering {
         let of_key = || self.limited.key.cmp(&other.limited.key);
         let by_key = self.order.cmp(&other.order).then_with(of_key);
-        by_key.then(self.limited.place.cmp(&other.limited.place))
+        by_key.then(self.limited.index.cmp(&other.limited.index))
     }
 }
 
@@ -243,7 +100,7 @@ impl<'r, 'a> Charge<'r, 'a> {
     /// Writes how it ended into the statuses of its descriptors.
     fn tell(&self, outcome: Outcome<'_>, statuses: &mut [Status]) {
         for charged in self.descriptors {
-            statuses[charged.limited.place] = status(&self.limited.limit, outcome);
+            statuses[charged.limited.index] = status(&self.limited.limit, outcome);
         }
     }
 
@@ -253,7 +110,7 @@ impl<'r, 'a> Charge<'r, 'a> {
         let mut later = if decision.took_nothing() { 0 } else { self.cost };
         for charged in self.descriptors {
             later = later.saturating_sub(charged.limited.hits);
-            let Status { limit_remaining, burst, .. } = &mut statuses[charged.limited.place];
+            let Status { limit_remaining, burst, .. } = &mut statuses[charged.limited.index];
             if later > 0 {
                 *limit_remaining = limit_remaining.saturating_add(later).min(*burst);
             }
@@ -263,8 +120,8 @@ impl<'r, 'a> Charge<'r, 'a> {
     /// Whether the store charges it in any case. It is not asked to allow it: what it answered too late would be charged twice.
     /// In an outage this node's share is asked.
     fn is_charged_unasked(&self) -> bool {
-        let Limited { limit, charge, .. } = self.limited;
-        *charge == ChargeRule::InFull && limit.mode() == Mode::Exact && !limit.is_on_policy()
+        let Limited { limit, charge_rule, .. } = self.limited;
+        *charge_rule == ChargeRule::InFull && limit.mode() == Mode::Exact && !limit.is_on_policy()
     }
 
     /// False if it is over its limit, by a look before it is charged. A limit in shadow mode keeps no other from being charged.
@@ -278,14 +135,14 @@ impl<'r, 'a> Charge<'r, 'a> {
         let is_over = !self.is_possible || self.lacks(decision);
         self.tell(Outcome { is_over, is_charged: !is_over, decision: Some(&decision) }, statuses);
         drop(owed);
-        statuses[self.limited.place].code == Code::Ok
+        statuses[self.limited.index].code == Code::Ok
     }
 
     /// Charges what its limit did not allow, if it is charged in any case.
     fn charge_rest(&self, statuses: &[Status]) {
-        let Limited { place, charge, .. } = self.limited;
-        let Status { is_charged, shadow, .. } = statuses[*place];
-        if *charge == ChargeRule::InFull && (!is_charged || shadow == Shadow::Denied) {
+        let Limited { index, charge_rule, .. } = self.limited;
+        let Status { is_charged, shadow, .. } = statuses[*index];
+        if *charge_rule == ChargeRule::InFull && (!is_charged || shadow == Shadow::Denied) {
             self.charge_in_full();
         }
     }
@@ -305,40 +162,26 @@ impl Drop for Owed<'_, '_, '_> {
     }
 }
 
-/// How a charge ended.
-#[derive(Clone, Copy)]
-struct Outcome<'d> {
-    is_over: bool,
-    is_charged: bool,
-    decision: Option<&'d Decision>,
-}
-
-impl<'d> Outcome<'d> {
-    fn allowed(decision: &'d Decision) -> Self {
-        Self { is_over: false, is_charged: true, decision: Some(decision) }
-    }
-}
-
 /// Charges the limits of a request, all of them or none but those that are always charged, and tells how each descriptor stands.
 pub(super) async fn charged(
-    rulings: Rulings<'_>,
+    matches: Matches<'_>,
     deadline: Option<Instant>,
 ) -> Result<Vec<Status>, Refusal> {
-    let Rulings { mut statuses, limited } = rulings;
+    let Matches { mut statuses, limited } = matches;
     if charge_here(&limited, &mut statuses) {
         return Ok(statuses);
     }
     // In a box, so that the future of a request that never waits stays small.
-    Box::pin(charged_in_order(Rulings { statuses, limited }, deadline)).await
+    Box::pin(charged_in_order(Matches { statuses, limited }, deadline)).await
 }
 
 /// Does the same for every request, also with looks, hits that go back, limits that are always charged, and limits of which the
 /// store is asked.
 async fn charged_in_order(
-    rulings: Rulings<'_>,
+    matches: Matches<'_>,
     deadline: Option<Instant>,
 ) -> Result<Vec<Status>, Refusal> {
-    let Rulings { mut statuses, limited } = rulings;
+    let Matches { mut statuses, limited } = matches;
     give_back(&limited)?;
     // All together wait no longer than one of them would.
     let max_wait = limited.iter().flatten().map(|limited| limited.limit.max_wait()).max();
@@ -346,13 +189,14 @@ async fn charged_in_order(
     let deadline = deadline.into_iter().chain(longest).min();
     let sorted = sorted(&limited);
     let mut charges = charges(&sorted);
-    let always = charges.extract_if(.., |charge| charge.limited.charge != ChargeRule::Together);
+    let always =
+        charges.extract_if(.., |charge| charge.limited.charge_rule != ChargeRule::Together);
     let always: Vec<Charge<'_, '_>> = always.collect();
     // Before the first wait: who leaves is charged for all of them.
     let owed = |charge| Charge::is_charged_unasked(charge).then(|| Owed(charge));
     let owed: Vec<Option<Owed<'_, '_, '_>>> = always.iter().map(owed).collect();
     for limited in limited.iter().flatten().filter(|limited| !limited.has_hits_to_charge()) {
-        statuses[limited.place] = limited.status(deadline).await;
+        statuses[limited.index] = limited.status(deadline).await;
     }
     let mut is_over = statuses.iter().any(|status| status.code == Code::OverLimit);
     for (charge, owed) in always.iter().zip(owed) {
@@ -377,7 +221,8 @@ async fn charged_in_order(
 /// Requests that come at the same moment, and name the same keys in different orders, can deny each other the last tokens.
 fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool {
     let all = || limited.iter().flatten();
-    let is_plain = |it: &Limited<'_>| it.has_hits_to_charge() && it.charge == ChargeRule::Together;
+    let is_plain =
+        |it: &Limited<'_>| it.has_hits_to_charge() && it.charge_rule == ChargeRule::Together;
     if statuses.iter().any(|status| status.code == Code::OverLimit) || !all().all(is_plain) {
         return false;
     }
@@ -387,16 +232,16 @@ fn charge_here(limited: &[Option<Limited<'_>>], statuses: &mut [Status]) -> bool
     }
     let Some(taken) = try_take_all(&parts) else { return false };
     for (limited, (_, allowed)) in all().zip(&taken) {
-        statuses[limited.place] = status(&limited.limit, Outcome::allowed(&allowed.decision));
+        statuses[limited.index] = status(&limited.limit, Outcome::allowed(&allowed.decision));
     }
     true
 }
 
 /// Gives hits back, before anything is charged. One that cannot is found before the first goes back.
 fn give_back(all: &[Option<Limited<'_>>]) -> Result<(), Refusal> {
-    for Limited { place, limit, .. } in all.iter().flatten().filter(|limited| limited.is_negative) {
+    for Limited { index, limit, .. } in all.iter().flatten().filter(|limited| limited.is_negative) {
         if !limit.can_give_back() {
-            return Err(Refusal::NegativeHits { place: *place, limit: limit.name() });
+            return Err(Refusal::NegativeHits { index: *index, limit: limit.name() });
         }
     }
     for limited in all.iter().flatten() {
@@ -405,11 +250,6 @@ fn give_back(all: &[Option<Limited<'_>>]) -> Result<(), Refusal> {
         }
     }
     Ok(())
-}
-
-/// For the store until the deadline at most.
-fn patience(deadline: Option<Instant>) -> Patience {
-    deadline.map_or(Patience::Store, Patience::StoreUntil)
 }
 
 /// The descriptors that are charged, those of one key together.
@@ -448,9 +288,9 @@ async fn charge_all(
             true
         }
         Together::Denied(denied) => {
-            for (place, (charge, look)) in charges.iter().zip(&denied.looks).enumerate() {
+            for (index, (charge, look)) in charges.iter().zip(&denied.looks).enumerate() {
                 let mut outcome = charge.outcome_of_look(look.as_ref());
-                if place == denied.by {
+                if index == denied.by {
                     (outcome.is_over, outcome.decision) = (true, look.as_ref());
                 }
                 charge.tell(outcome, statuses);
@@ -470,42 +310,4 @@ fn tell_looks(charges: &[Charge<'_, '_>], statuses: &mut [Status]) -> bool {
         charge.tell(outcome, statuses);
     }
     fits
-}
-
-#[inline(always)]
-fn status(limit: &AsyncLimit, Outcome { is_over, is_charged, decision }: Outcome<'_>) -> Status {
-    let is_shadow = limit.0.is_shadow();
-    let is_shadow_denied = is_over && is_shadow || decision.is_some_and(Decision::is_shadow_denied);
-    let is_over = is_over && !is_shadow_denied;
-    let shadow = match (is_shadow, is_shadow_denied) {
-        (_, true) => Shadow::Denied,
-        (true, false) => Shadow::Allowed,
-        (false, false) => Shadow::Off,
-    };
-    let Some(decision) = decision else {
-        let code = if is_over { Code::OverLimit } else { Code::Ok };
-        return Status { code, shadow, is_counted: true, ..Status::default() };
-    };
-    let (quota, burst) = (decision.quota(), decision.burst());
-    let reset = decision.reset_after();
-    Status {
-        is_counted: true,
-        is_charged,
-        code: if is_over { Code::OverLimit } else { Code::Ok },
-        current_limit: Some(CurrentLimit {
-            requests_per_unit: u32::try_from(quota.tokens()).unwrap_or(u32::MAX),
-            unit: Unit::of(quota.period()),
-        }),
-        limit_remaining: if is_over {
-            0
-        } else {
-            decision.remaining().try_into().unwrap_or(u32::MAX)
-        },
-        // Rounded up, as who reads it cuts the rest off.
-        duration_until_reset: Some(Duration::from_secs(
-            reset.as_secs() + u64::from(reset.subsec_nanos() > 0),
-        )),
-        shadow,
-        burst: u32::try_from(burst).unwrap_or(u32::MAX),
-    }
 }

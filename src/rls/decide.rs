@@ -9,7 +9,8 @@ use dashmap::DashMap;
 use foldhash::fast::FixedState;
 use tokio::time::Instant;
 
-use super::charge::{LimitOf, Limited, Rulings, Values, charged};
+use super::charge::{Matches, charged};
+use super::limited::{LimitOf, Limited, Values};
 use super::messages::{
     Answer, Code, DESCRIPTORS_MAX, Descriptor as Asked, Entry, Header, OwnLimit, RateLimitRequest,
     Refusal, Shadow, Status,
@@ -56,7 +57,7 @@ impl OwnLimits {
         own: OwnLimit,
         limiter: &Limiter,
         domain: &'a str,
-        (place, asked): (usize, &'a Asked<'_>),
+        (index, asked): (usize, &'a Asked<'_>),
     ) -> Result<Limited<'a>, String> {
         let entries = asked.entries.iter().flat_map(|entry| [&*entry.key, &*entry.value]);
         let values: PathValues<'_> = iter::once(domain).chain(entries).collect();
@@ -64,7 +65,7 @@ impl OwnLimits {
             LimitOf::Request(self.limit(own, limiter)?),
             Values { values: &values, own: Some(own) },
         );
-        Ok(Limited::new(limit, &values, ChargeRule::Together, (place, asked)))
+        Ok(Limited::new(limit, &values, ChargeRule::Together, (index, asked)))
     }
 
     fn limit(&self, own: OwnLimit, limiter: &Limiter) -> Result<Arc<AsyncLimit>, String> {
@@ -142,7 +143,7 @@ impl DomainLimits {
             };
             return Ok(self.told(vec![Status { code, ..Status::default() }; descriptors]));
         };
-        let statuses = charged(self.rulings(domain, request)?, deadline).await?;
+        let statuses = charged(self.matches(domain, request)?, deadline).await?;
         if let Some(metrics) = &self.metrics {
             for (asked, status) in request.descriptors.iter().zip(&statuses) {
                 if status.is_counted && !asked.is_negative_hits {
@@ -171,43 +172,43 @@ impl DomainLimits {
         }
     }
 
-    fn rulings<'a>(
+    fn matches<'a>(
         &'a self,
         domain: &'a Domain,
         request: &'a RateLimitRequest<'_>,
-    ) -> Result<Rulings<'a>, Refusal> {
+    ) -> Result<Matches<'a>, Refusal> {
         let RateLimitRequest { domain: name, descriptors } = request;
-        let (replaced, mut rulings) =
-            (replaced(domain, descriptors), Rulings::new(descriptors.len()));
+        let (replaced, mut matches) =
+            (replaced(domain, descriptors), Matches::new(descriptors.len()));
         let mut values = PathValues::new();
-        for (place, asked) in descriptors.iter().enumerate() {
+        for (index, asked) in descriptors.iter().enumerate() {
             // The rule of a descriptor that brings its own limit does not apply, and cannot be replaced.
             if let Some(own) = asked.limit {
                 if own.requests_per_unit == 0 {
-                    rulings.statuses[place] = Status::denied();
+                    matches.statuses[index] = Status::denied();
                     continue;
                 }
-                let found = self.own.limited(own, &self.limiter, name, (place, asked));
-                let found = found.map_err(|reason| Refusal::OwnLimit { place, reason })?;
-                rulings.limited[place] = Some(found);
+                let found = self.own.limited(own, &self.limiter, name, (index, asked));
+                let found = found.map_err(|reason| Refusal::OwnLimit { index, reason })?;
+                matches.limited[index] = Some(found);
                 continue;
             }
             let found = find(domain, asked.entries, &mut values);
             match found.and_then(|found| rule(found, &replaced)) {
                 None => {}
-                Some(DescriptorRule::Unlimited) => rulings.statuses[place] = Status::unlimited(),
-                Some(DescriptorRule::Deny) => rulings.statuses[place] = Status::denied(),
+                Some(DescriptorRule::Unlimited) => matches.statuses[index] = Status::unlimited(),
+                Some(DescriptorRule::Deny) => matches.statuses[index] = Status::denied(),
                 Some(DescriptorRule::Limit { limit, charge }) => {
                     let limit = LimitOf::File(&self.limits[*limit]);
                     let values = Values { values: &values, own: None };
                     // Not assigned: so it is built in its place.
-                    rulings.limited[place].get_or_insert_with(|| {
-                        Limited::new(limit, &values, *charge, (place, asked))
+                    matches.limited[index].get_or_insert_with(|| {
+                        Limited::new(limit, &values, *charge, (index, asked))
                     });
                 }
             }
         }
-        Ok(rulings)
+        Ok(matches)
     }
 }
 

@@ -8,7 +8,7 @@ pub(crate) use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_l
 use envoy_types::pb::envoy::service::ratelimit::v3 as pb;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response as pb_response;
 use envoy_types::pb::google::protobuf::Duration as PbDuration;
-use serde::de::{Error, IntoDeserializer, Unexpected, Visitor};
+use serde::de::{Error, IntoDeserializer, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::json::{objects, or_default, some_object, some_whole, whole};
@@ -121,12 +121,12 @@ pub(crate) enum Refusal {
     NoDescriptor,
     #[error("descriptors: there are {0}: at most {DESCRIPTORS_MAX}")]
     TooManyDescriptors(usize),
-    #[error("descriptors[{place}].limit: {reason}")]
-    OwnLimit { place: usize, reason: String },
+    #[error("descriptors[{index}].limit: {reason}")]
+    OwnLimit { index: usize, reason: String },
     #[error(
-        "descriptors[{place}].is_negative_hits: {limit} keeps when each token was spent: commit a reservation"
+        "descriptors[{index}].is_negative_hits: {limit} keeps when each token was spent: commit a reservation"
     )]
-    NegativeHits { place: usize, limit: &'static str },
+    NegativeHits { index: usize, limit: &'static str },
 }
 
 /// How one descriptor stands. The default is that of one without a limit, or that is not decided yet.
@@ -256,7 +256,7 @@ impl Visitor<'_> for UnitVisitor {
     type Value = Option<Unit>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SECOND, MINUTE, HOUR, DAY, MONTH or YEAR")
+        f.write_str("SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR")
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<Option<Unit>, E> {
@@ -266,8 +266,6 @@ impl Visitor<'_> for UnitVisitor {
     fn visit_str<E: Error>(self, text: &str) -> Result<Option<Unit>, E> {
         match text {
             "UNKNOWN" => Ok(None),
-            // There are no weeks, as in protobuf.
-            "WEEK" => Err(E::invalid_value(Unexpected::Str(text), &self)),
             name => Unit::deserialize(name.into_deserializer()).map(Some),
         }
     }

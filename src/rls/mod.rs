@@ -6,6 +6,7 @@
 mod charge;
 mod decide;
 pub(crate) mod json;
+mod limited;
 mod messages;
 mod metrics;
 
