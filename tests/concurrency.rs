@@ -385,12 +385,13 @@ async fn acquire_after_the_limiters_runtime_has_ended_is_an_error() {
     let started = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            on(Limiter::builder().concurrency(jobs(1)).store(RedisStore::open(&url).unwrap()))
+            let store = RedisStore::open(&url).unwrap();
+            on(Limiter::builder().concurrency(jobs(1)).store(store).max_keys(1))
         })
     });
     let jobs = tokio::task::spawn_blocking(|| started.join().unwrap()).await.unwrap();
-    for _ in 0..3 {
-        let error = jobs.acquire("a").await.map(drop).unwrap_err();
+    for key in ["a", "b", "c"] {
+        let error = jobs.acquire(key).await.map(drop).unwrap_err();
         assert_eq!(error, AcquireError::Ended { limit: "jobs".into() });
     }
     assert_eq!(jobs.waiting(), 0);
@@ -574,6 +575,62 @@ async fn shutdown_waits_for_permits_and_reports_those_that_are_held() {
     drop(held);
     leaving.await.unwrap().unwrap();
     assert!(other.acquire_n("a", 3).await.is_ok(), "the store was told before");
+}
+
+/// It was told of each step of the task, which it then woke: a core was busy for as long as a permit was held.
+#[tokio::test]
+async fn shutdown_sleeps_until_the_last_permit_has_gone_back() {
+    let server = RedisServer::start();
+    for store in [None, Some(redis(&server))] {
+        let builder = Limiter::builder().concurrency(jobs(3));
+        let builder = match store {
+            Some(store) => builder.store(store),
+            None => builder,
+        };
+        let limiter = builder.build().unwrap();
+        let held = limiter.concurrency("jobs").unwrap().acquire("a").await.unwrap();
+        let (mut polls, mut leaving) = (0, Box::pin(limiter.shutdown(LONG)));
+        let sleep = tokio::time::sleep(Duration::from_millis(300));
+        let mut sleep = std::pin::pin!(sleep);
+        std::future::poll_fn(|context| {
+            polls += 1;
+            assert!(leaving.as_mut().poll(context).is_pending());
+            sleep.as_mut().poll(context)
+        })
+        .await;
+        assert!(polls < 20, "{polls} within 300 ms");
+        drop(held);
+        let begin = Instant::now();
+        leaving.await.unwrap();
+        assert!(begin.elapsed() < RETURNED, "{:?}", begin.elapsed());
+    }
+}
+
+/// The node waited for an answer for five seconds, and the store had given all of its permits to others meanwhile.
+#[tokio::test]
+async fn lease_is_renewed_though_a_renewal_is_lost_and_callers_may_wait_for_long() {
+    let (clock, begin) = (ManualClock::new(), Duration::from_millis(600));
+    let store = ScriptedStore::new(&clock);
+    let nodes = [1, 2].map(|_| scripted(jobs(1), &clock, &store));
+    let limits = nodes.each_ref().map(|node| node.concurrency("jobs").unwrap());
+    let pass = async |time: Duration| {
+        for _ in 0..time.as_millis() / 20 {
+            clock.advance(Duration::from_millis(20));
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+        }
+    };
+    let held = limits[0].acquire("a").await.unwrap();
+    pass(begin).await;
+    store.set_round_trip(Duration::from_secs(20));
+    pass(Duration::from_millis(400)).await;
+    store.set_round_trip(Duration::ZERO);
+    for _ in 0..40 {
+        pass(Duration::from_millis(100)).await;
+        assert!(is_denied(&limits[1].acquire("a").await), "the first node holds it");
+    }
+    drop(held);
 }
 
 #[tokio::test]

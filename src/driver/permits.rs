@@ -19,8 +19,8 @@ use crate::store::permits::PermitRequest;
 use crate::sync::TimedPermit;
 use crate::sync::message::InstanceId;
 use crate::sync::{
-    Event, OutageChange, PermitAsk, PermitCounts, PermitId, PermitKey, PermitMessage, PermitOutput,
-    PermitReply, Permits,
+    CALL_MAX_US, Event, OutageChange, PermitAsk, PermitCounts, PermitId, PermitKey, PermitMessage,
+    PermitOutput, PermitReply, Permits,
 };
 use crate::time::{Timestamp, micros};
 
@@ -38,15 +38,16 @@ pub(crate) struct PermitLimits {
     pub(crate) limits: Vec<Arc<PermitKeys>>,
     /// Something is to be told to the store, or is due earlier.
     wake: Arc<Notify>,
-    /// The task has done what was due.
-    rested: Notify,
+    /// The task has done what was due, or a limit's last permit has gone back.
+    rested: Arc<Notify>,
 }
 
 impl PermitLimits {
     pub(super) fn new(terms: Vec<PermitTerms>, seed: u64, time: &TimeSource) -> Self {
-        let wake = Arc::new(Notify::new());
-        let limit = |terms| Arc::new(PermitKeys::new(terms, seed, time.clone(), wake.clone()));
-        Self { limits: terms.into_iter().map(limit).collect(), wake, rested: Notify::new() }
+        let (wake, rested) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let notices = || (wake.clone(), rested.clone());
+        let limit = |terms| Arc::new(PermitKeys::new(terms, seed, time.clone(), notices()));
+        Self { limits: terms.into_iter().map(limit).collect(), wake, rested }
     }
 
     /// Waits until the store knows that nothing is held here, or until the task has ended.
@@ -65,13 +66,13 @@ impl PermitLimits {
     }
 
     async fn reached(&self, is_done: impl Fn(&PermitKeys) -> bool) {
+        self.wake.notify_one();
         loop {
             let rested = self.rested.notified();
             let is_over = |limit: &Arc<PermitKeys>| limit.lock().has_ended || is_done(limit);
             if self.limits.iter().all(is_over) {
                 return;
             }
-            self.wake.notify_one();
             rested.await;
         }
     }
@@ -82,6 +83,7 @@ pub(crate) struct PermitKeys {
     terms: PermitTerms,
     state: Mutex<State>,
     wake: Arc<Notify>,
+    rested: Arc<Notify>,
     time: TimeSource,
 }
 
@@ -221,7 +223,12 @@ impl Drop for PendingPermit {
 }
 
 impl PermitKeys {
-    fn new(terms: PermitTerms, seed: u64, time: TimeSource, wake: Arc<Notify>) -> Self {
+    fn new(
+        terms: PermitTerms,
+        seed: u64,
+        time: TimeSource,
+        (wake, rested): (Arc<Notify>, Arc<Notify>),
+    ) -> Self {
         let state = State {
             permits: Permits::new(terms.clone(), seed),
             callers: HashMap::new(),
@@ -231,7 +238,7 @@ impl PermitKeys {
             wake_at: Timestamp::ZERO,
             has_ended: false,
         };
-        Self { terms, state: Mutex::new(state), wake, time }
+        Self { terms, state: Mutex::new(state), wake, rested, time }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -256,6 +263,9 @@ impl PermitKeys {
     ) -> Result<PendingPermit, AcquireError> {
         let (key, (done, answer)) = (PermitKey::from(key), oneshot::channel());
         let ticket = self.act(|state, now| {
+            if state.has_ended && self.terms.is_shared {
+                return Err(AcquireError::Ended { limit: self.terms.name.clone() });
+            }
             let ticket = state.permits.acquire(&key, ask, now)?;
             state.callers.insert(ticket, done);
             Ok(ticket)
@@ -276,7 +286,7 @@ impl PermitKeys {
     /// Does something, tells callers what was decided, and wakes the task if the store is to be told or something is due earlier.
     fn act<T>(self: &Arc<Self>, does: impl FnOnce(&mut State, Timestamp) -> T) -> T {
         let mut decided: SmallVec<[_; 2]> = SmallVec::new();
-        let (done, is_due) = {
+        let (done, is_due, is_empty) = {
             let mut guard = self.lock();
             let state = &mut *guard;
             let done = does(state, self.time.now());
@@ -300,10 +310,14 @@ impl PermitKeys {
                 state.handing_over.clear();
             }
             let is_due = state.permits.poll_timeout() < state.wake_at;
-            (done, is_due || !state.sends.is_empty() || !state.changes.is_empty())
+            let is_due = is_due || !state.sends.is_empty() || !state.changes.is_empty();
+            (done, is_due, state.permits.is_empty())
         };
         if is_due {
             self.wake.notify_one();
+        }
+        if is_empty {
+            self.rested.notify_waiters();
         }
         // Without the lock: permits that nobody takes are dropped here, and go back.
         for (caller, answer) in decided {
@@ -413,7 +427,7 @@ impl PermitTask {
         let (instance, time, sequence) = (self.instance, self.time.clone(), message.sequence);
         let request =
             PermitRequest { limit: limit.terms.name.clone(), key: key.clone(), instance, message };
-        let longest_us = limit.terms.max_wait_us.max(micros(store.timeout()));
+        let longest_us = limit.terms.max_wait_us.max(micros(store.timeout())).min(CALL_MAX_US);
         let until = time.now().plus_micros(longest_us);
         let call = self.calls.spawn(async move {
             tokio::select! {

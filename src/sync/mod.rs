@@ -28,7 +28,7 @@ pub(crate) use exact_outage::{ExactOutage, OutageChange};
 #[cfg(feature = "server")]
 pub(crate) use permits::HANDED_OVER_MAX;
 pub(crate) use permits::{
-    MESSAGE_NUMBERS, PermitAsk, PermitCounts, PermitId, PermitKey, PermitMessage, PermitOutput,
-    PermitReply, Permits, REPLY_NUMBERS, TimedPermit,
+    CALL_MAX_US, MESSAGE_NUMBERS, PermitAsk, PermitCounts, PermitId, PermitKey, PermitMessage,
+    PermitOutput, PermitReply, Permits, REPLY_NUMBERS, TimedPermit,
 };
 pub(crate) use slots::{HeldSlots, SlotAnswer, SlotAsk, SlotGrant};

@@ -29,7 +29,8 @@ use key::{Caller, Flight, KeyPermits};
 #[cfg(feature = "server")]
 pub(crate) use message::HANDED_OVER_MAX;
 pub(crate) use message::{
-    LEASE_US, MESSAGE_NUMBERS, PermitId, PermitMessage, PermitReply, REPLY_NUMBERS, TimedPermit,
+    CALL_MAX_US, LEASE_US, MESSAGE_NUMBERS, PermitId, PermitMessage, PermitReply, REPLY_NUMBERS,
+    TimedPermit,
 };
 
 /// A lease ends here so much earlier than in the store: clocks run apart, and threads are held up.
@@ -258,8 +259,13 @@ impl Permits {
                 self.handed_over(&flight, || {
                     if reply.taken_over > 0 { Ok(()) } else { Err(not_held()) }
                 });
-                state.install(reply, &flight, now, (poll_us, renew_us));
-                self.serve_after_reply(key, &mut state, flight.last_ticket, now);
+                if now < flight.leased_until() {
+                    state.install(reply, &flight, now, (poll_us, renew_us));
+                    self.serve_after_reply(key, &mut state, flight.last_ticket, now);
+                } else {
+                    // It came so late that what it gave has ended.
+                    state.has_news = true;
+                }
             }
             Err(error) => {
                 self.tried = now;

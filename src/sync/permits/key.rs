@@ -28,6 +28,13 @@ pub(super) struct Flight {
     pub(super) last_ticket: u64,
 }
 
+impl Flight {
+    /// When what its reply gives ends.
+    pub(super) fn leased_until(&self) -> Timestamp {
+        self.sent.plus_micros(LEASE_US - MARGIN_US)
+    }
+}
+
 /// What is known of a key.
 #[derive(Debug)]
 pub(super) struct KeyPermits {
@@ -118,7 +125,7 @@ impl KeyPermits {
         self.short_until =
             if self.is_in_line { now.plus_micros(SHORT_US) } else { Timestamp::ZERO };
         self.answered_ticket = self.answered_ticket.max(flight.last_ticket);
-        self.leased_until = flight.sent.plus_micros(LEASE_US - MARGIN_US);
+        self.leased_until = flight.leased_until();
         self.give = (reply.give, now.plus_micros(reply.give_in_us));
         self.backoff.succeeded();
         (self.poll_at, self.renew_at) =

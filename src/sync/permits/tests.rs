@@ -160,6 +160,29 @@ fn policy_of_an_idle_node_ends_with_the_outage_and_nothing_is_asked_after() {
     assert_eq!(node.permits.counts().in_use, 1, "the store gives it");
 }
 
+/// The caller was told that there was none, though the store had given it one.
+#[test]
+fn reply_that_comes_after_its_lease_denies_nobody_and_the_store_is_asked_again() {
+    for within_us in [None, Some(5_000_000)] {
+        let limit = Concurrency::new("x", 10).max_wait(Duration::from_secs(5));
+        let mut permits = Permits::new(limit.validate(false, 16, 10).unwrap(), 1);
+        let key = PermitKey::from(&b"a"[..]);
+        permits.acquire(&key, PermitAsk { cost: 1, within_us }, at(0)).unwrap();
+        for (now, granted) in [(2_500, false), (2_501, true)] {
+            let sent = permits.poll_output();
+            let Some(PermitOutput::Send { message, .. }) = sent else { panic!("{now}: {sent:?}") };
+            let (held, held_by_all, give, give_in_us) = (1, 1, 0, 0);
+            let reply =
+                PermitReply { held, held_by_all, give, give_in_us, poll_us: 20_000, taken_over: 0 };
+            permits.answered(&key, message.sequence, Ok(reply), at(now));
+            assert_eq!(permits.counts().in_use, u64::from(granted), "{now}");
+        }
+        let decided = permits.poll_output();
+        let is_granted = matches!(decided, Some(PermitOutput::Decided { outcome: Ok(()), .. }));
+        assert!(is_granted, "{decided:?}");
+    }
+}
+
 /// The first caller after a pause was served, and the others were refused for two seconds.
 #[test]
 fn policy_of_an_idle_node_goes_on_with_the_outage_and_the_store_is_asked_twice_a_second() {
