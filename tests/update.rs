@@ -161,6 +161,40 @@ fn nodes_that_are_updated_one_after_the_other_agree_without_versions() {
     }
 }
 
+/// Windows ended at other times by a rate that was rounded in the units of the limit as it was built: a reservation gave back
+/// 40 tokens of a window that had ended, or nothing of one that had not.
+#[test]
+fn reservation_gives_back_in_its_own_window_after_an_update_and_by_an_override() {
+    for by_override in [false, true] {
+        let cluster = cluster(&limit(FixedWindow::per_minute(60)).strict());
+        // So many windows since time began that a millionth of one is a part of a minute now.
+        cluster.clock.advance(Duration::from_secs(1_700_000_000));
+        cluster.pass(2 * SECOND, STEP);
+        if by_override {
+            let quota = Quota::new(130, 60 * SECOND);
+            let set = Override::prefix("key").quota(quota).lasting(HOUR);
+            cluster.wait_by(STEP, cluster.nodes[0].overrides().set("api", set)).unwrap();
+            cluster.pass(5 * SECOND, STEP);
+        } else {
+            update_all(&cluster, &limit(FixedWindow::per_minute(130)).strict());
+        }
+        let api = cluster.nodes[0].limit("api").unwrap();
+        let mut ended = 0;
+        for step in 0..20 {
+            let key = format!("key{step}");
+            let reservation = cluster.wait(api.reserve(&key, 40)).unwrap();
+            cluster.pass(3 * SECOND, SECOND / 10);
+            assert!(cluster.wait(api.check_sure_n(&key, 41)).unwrap().is_allowed());
+            reservation.commit(0);
+            cluster.pass(SECOND, SECOND / 10);
+            let left = cluster.wait(api.check_sure_n(&key, 0)).unwrap().remaining();
+            assert!(matches!(left, 89 | 130), "{left} of 130 less 41, {step}, {by_override}");
+            ended += u32::from(left == 130);
+        }
+        assert!(ended <= 2, "{ended} windows ended within the last second");
+    }
+}
+
 #[test]
 fn node_that_begins_with_the_new_quota_follows_those_that_were_updated() {
     let [low, high] = [50, 400].map(|rate| limit(Quota::per_second(rate)));

@@ -336,7 +336,7 @@ impl Account {
     // ---- the quota in force ------------------------------------------------------------------
 
     /// The quota as the store has it.
-    fn stored_scale(&self) -> Scale {
+    pub(crate) fn stored_scale(&self) -> Scale {
         self.quota.stored()
     }
 

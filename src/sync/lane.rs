@@ -20,10 +20,11 @@ use super::message::{
     Entry, Header, Incarnation, InstanceId, Knowledge, NUMBER_MAX, Request, Times,
 };
 use super::shrink;
+use crate::algorithm::Calendar;
 use crate::bucket::BucketRef;
 use crate::error::StoreError;
 use crate::limit::Terms;
-use crate::quota::Curve;
+use crate::quota::{Curve, Scale};
 use crate::time::Timestamp;
 
 mod accounts;
@@ -247,7 +248,7 @@ impl Lane {
     ) {
         let terms = self.terms(slot, context);
         let ago_us = now.micros_since(decided).saturating_add(settlement.before_us());
-        let decided_us = self.same_window_us(&terms, ago_us, now);
+        let decided_us = self.same_window_us(slot, &terms, ago_us, now);
         let kept = self
             .accounts
             .change(slot, |account| account.settle(settlement, decided, decided_us, now, &terms));
@@ -259,13 +260,20 @@ impl Lane {
     }
 
     /// The lane's time so long ago, at the earliest. `None` if the window of then has ended, or if that is not known.
-    fn same_window_us(&self, terms: &Terms, ago_us: u64, now: Timestamp) -> Option<i64> {
+    fn same_window_us(
+        &self,
+        slot: usize,
+        terms: &Terms,
+        ago_us: u64,
+        now: Timestamp,
+    ) -> Option<i64> {
         let Some(time) = self.replies.time else {
             return (terms.scale.curve == Curve::Refill).then_some(0);
         };
         let now_us = time.least(now).max(0);
         let decided_us = now_us.saturating_sub_unsigned(ago_us).max(0);
-        is_same_window(terms, decided_us, now_us).then_some(decided_us)
+        let windows = (self.accounts[slot].stored_scale(), terms.calendar);
+        is_same_window(windows, decided_us, now_us).then_some(decided_us)
     }
 
     /// Opens the account of a key; returns its slot.
@@ -585,10 +593,14 @@ impl Lane {
     }
 }
 
-/// Whether what was charged at `from_us` of the lane's time still counts at `now_us`, in the window of then.
-fn is_same_window(terms: &Terms, from_us: i64, now_us: i64) -> bool {
-    let scale = &terms.scale;
-    match (scale.curve, terms.calendar) {
+/// Whether what was charged at `from_us` of the lane's time still counts at `now_us`, in the window of then. The scale is the
+/// store's: in units of this node the rate may be rounded, and windows would end at other times.
+fn is_same_window(
+    (scale, calendar): (Scale, Option<&Calendar>),
+    from_us: i64,
+    now_us: i64,
+) -> bool {
+    match (scale.curve, calendar) {
         (Curve::Refill, _) => true,
         (Curve::SlidingLog, _) => now_us - from_us < scale.window_us(),
         (_, Some(calendar)) => {

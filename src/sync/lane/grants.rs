@@ -88,7 +88,8 @@ impl Lane {
         if given.lost {
             context.event(Event::RecordLost { limit: context.limit_name(limit) });
         }
-        if entry.refunded > 0 && !is_same_window(&terms, entry.refunded_from_us, given.stamp_us) {
+        let windows = (self.accounts[slot].stored_scale(), terms.calendar);
+        if entry.refunded > 0 && !is_same_window(windows, entry.refunded_from_us, given.stamp_us) {
             // It came when their window had ended.
             let tokens = entry.refunded.clamp(0, u32::MAX.into()) as u32;
             context.event(Event::NotGivenBack { limit: context.limit_name(limit), tokens });
