@@ -10,18 +10,17 @@
 --            clock_us              the clock went back if it is so far behind the last decision
 --            was_us, was_part      for what goes back: until when the key was not free once it was spent. A slot goes back only
 --                                  if that is still so: later ones stay where they were promised
---            keep_us               added to the time after which the record is forgotten: until a larger plan's bucket would be
---                                  full too
+--            keep_us               added to the time after which the record is forgotten
 --
 -- Reply      a bulk string of 4 numbers: 1 if the request is allowed or was given back, else 0; when that was decided, in
 --            microseconds since 1970; ahead_us, ahead_part: how far ahead the key is now
 -- Record     'T1' and 6 numbers: free_us, free_part: when the key is as if it had never been used; when it was
 --            allowed something last; rate, token and burst at that time
 -- Errors     TIDEGATE FOREIGN (key) <type>  the key holds another program's value of this type; WRONGTYPE: of another
--- Expiry     when the key is as if it had never been used, and keep_us later
+-- Expiry     when the key is as if it had never been used, and never earlier than before: by another rule more may be missing
 -- Writes     if tokens are spent or go back; a denied request, if the rule has changed, or if the clock went back by more than
 --            clock_us; one that costs nothing never
--- Cost       O(1). Calls: TIME, GET, and a SET if it writes.
+-- Cost       O(1). Calls: TIME, GET, and if it writes a SET, with a PTTL before if there is a record.
 --
 -- A span of time is a pair: whole microseconds, and the rest in units, of which a microsecond has `rate`. So all numbers
 -- stay below 2^53, where doubles are exact.
@@ -82,7 +81,8 @@ if is_allowed and not is_look and (record or not is_return) then
   if free_us - now > AHEAD_MAX_US then free_us, free_part = now + AHEAD_MAX_US, 0 end
 end
 if is_written and not is_look then
-  call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, free_us, free_part, now, rate, token, burst), 'PX',
-    ceil((max(free_us + 1, now) - server_us + keep_us) / 1000))
+  local keep_ms = ceil((max(free_us + 1, now) - server_us + keep_us) / 1000)
+  if record then keep_ms = max(keep_ms, call('PTTL', KEYS[1])) end
+  call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, free_us, free_part, now, rate, token, burst), 'PX', keep_ms)
 end
 return struct.pack('<dddd', is_allowed and 1 or 0, now, free_us - now, free_part)

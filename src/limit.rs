@@ -431,7 +431,6 @@ impl Limit {
             mode: self.mode,
             key_rule: None,
             calendar: None,
-            keep_longer_us: 0,
             share: None,
             outage: self.outage,
             max_wait_us: micros(self.max_wait),

@@ -145,28 +145,33 @@ async fn denied_requests_and_peeks_write_nothing_and_all_that_is_written_expires
     }
 }
 
-/// The record of a key that a small plan had filled up was gone before a large plan's bucket would have been full.
+/// A small quota had filled the bucket up and let its record go: the large one, set again, gave 1000 fresh tokens.
 #[tokio::test]
-async fn record_of_a_key_is_kept_until_a_bucket_of_the_largest_plan_would_be_full() {
+async fn record_of_a_large_quota_is_there_when_it_is_back_after_a_small_one() {
     let server = RedisServer::start();
-    let small =
-        Limit::new("x", Quota::per_second(20)).plan("large", Quota::per_second(10).burst(120));
-    let override_of = |quota| Override::key("b").quota(quota).lasting(Duration::from_secs(60));
-    let limiter = Limiter::builder().limit(small.exact()).store(redis(&server)).build().unwrap();
+    let limiter = Limiter::builder()
+        .limit(exact(Quota::per_second(10)))
+        .store(redis(&server))
+        .build()
+        .unwrap();
     let limit = limiter.async_limit("x").unwrap();
     let overrides = limiter.overrides();
-    overrides.set("x", override_of(Quota::per_second(40))).await.unwrap();
-    // Tokens that are missing once it is full, at 20 a second.
-    for (key, missing) in [("a", 100), ("b", 80)] {
-        assert!(limit.check_sure(key).await.is_allowed());
-        let left = server.command(&["PTTL", &format!("tg2:{{tidegate/tb:x:{key}}}")]);
-        let left = Duration::from_millis(left.parse().expect("it expires"));
-        let filled = Duration::from_secs_f64(f64::from(missing) / 20.0);
-        assert!((filled..filled + Duration::from_millis(60)).contains(&left), "{key}: {left:?}");
-    }
-    let large = limit.plan("large").unwrap();
-    assert!(large.check_sure("c").await.is_allowed());
-    let left: u64 = server.command(&["PTTL", "tg2:{tidegate/tb:x:c}"]).parse().unwrap();
+    let large = || Override::key("a").quota(Quota::per_hour(1000)).lasting(Duration::from_secs(60));
+    overrides.set("x", large()).await.unwrap();
+    assert!(limit.check_sure_n("a", 1000).await.unwrap().is_allowed());
+    overrides.remove("x", Override::key("a")).await.unwrap();
+    assert!(limit.check_sure("a").await.is_denied(), "it keeps what it has");
+    let left: u64 = server.command(&["PTTL", "tg2:{tidegate/tb:x:a}"]).parse().unwrap();
+    assert!(left > 3_500_000, "{left} ms");
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert!(limit.check_sure("a").await.is_allowed(), "the small quota has filled it up");
+    let left: u64 = server.command(&["PTTL", "tg2:{tidegate/tb:x:a}"]).parse().unwrap();
+    assert!(left > 3_500_000, "{left} ms");
+    overrides.set("x", large()).await.unwrap();
+    assert!(limit.check_sure_n("a", 10).await.unwrap().is_denied());
+    assert!(limit.check_sure_n("a", 9).await.unwrap().is_allowed(), "ten less one");
+    assert!(limit.check_sure("b").await.is_allowed());
+    let left: u64 = server.command(&["PTTL", "tg2:{tidegate/tb:x:b}"]).parse().unwrap();
     assert!(left <= 105, "{left} ms: a token at 10 a second");
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::algorithm::Rule;
 use crate::error::ConfigError;
-use crate::limit::{Limit, LimitInfo, Mode, NodeTerms, Plan, QuotaOf, Terms};
+use crate::limit::{Limit, LimitInfo, NodeTerms, Plan, QuotaOf, Terms};
 use crate::quota::{Quota, Scale};
 use crate::sync::LimitConfig;
 
@@ -136,10 +136,7 @@ impl Definition {
     /// What decisions about keys point to that have this quota by override.
     pub(crate) fn by_override(&self, quota: Quota) -> Result<&'static LimitInfo, ConfigError> {
         let limit = self.limit.by_override(quota, self.node_terms.has_store)?;
-        let mut terms = limit.in_units_of(self.node_terms.of(&limit)?, &self.info.terms)?;
-        if terms.mode == Mode::Exact {
-            terms.keep_longer_us = self.limit.keep_longer_us(limit.rule());
-        }
+        let terms = limit.in_units_of(self.node_terms.of(&limit)?, &self.info.terms)?;
         let (name, rule) = (limit.name(), limit.rule());
         LimitInfo::intern_of_overrides(name, &terms, rule, self.origin_us)
             .ok_or_else(|| limit.too_many_quotas(quota))

@@ -70,19 +70,6 @@ impl Limit {
         [self.rule].into_iter().chain(self.plans.iter().map(|plan| plan.rule))
     }
 
-    /// How long a bucket that has just filled up by `rule` takes at most to have the largest burst of the limit, at its highest
-    /// rate. Only then a key is as if it had never been used, whatever its plans are.
-    pub(crate) fn keep_longer_us(&self, rule: Rule) -> u64 {
-        if !matches!(rule, Rule::TokenBucket(_)) {
-            return 0;
-        }
-        let quotas = || self.rules().map(|rule| rule.quota());
-        let burst = quotas().map(|quota| quota.burst_tokens()).max().unwrap_or_default();
-        let rate = quotas().map(|quota| quota.tokens_per_second()).fold(0.0, f64::max);
-        let missing = burst.saturating_sub(rule.quota().burst_tokens());
-        (missing as f64 / rate * 1e6).ceil() as u64
-    }
-
     /// The same limit with another rule, and without plans.
     pub(crate) fn with_rule(&self, rule: Rule) -> Self {
         Self { rule, plans: Vec::new(), name: self.name.clone(), ..*self }
@@ -94,9 +81,6 @@ impl Limit {
             return Ok(());
         }
         self.validate_plans(is_alone)?;
-        if terms.mode == Mode::Exact {
-            terms.keep_longer_us = self.keep_longer_us(self.rule);
-        }
         if terms.mode != Mode::Hybrid {
             return Ok(());
         }

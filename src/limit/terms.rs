@@ -36,9 +36,6 @@ pub(crate) struct Terms {
     pub key_rule: Option<KeyRule>,
     /// Whose windows they are, if leased windows are a calendar's.
     pub calendar: Option<&'static Calendar>,
-    /// How much longer than it counts by this quota the store keeps a bucket's record: until one with the largest burst of the
-    /// limit's plans would be full too.
-    pub keep_longer_us: u64,
     /// This node's part of it in an outage, if the store decides or gives slots.
     pub share: Option<KeyRule>,
     /// What happens while the store is away.

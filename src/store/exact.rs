@@ -112,7 +112,6 @@ impl ExactRequest {
     }
 
     fn numbers(&self, keep_us: u64) -> Numbers {
-        let keep_us = keep_us + self.limit.terms.keep_longer_us;
         let mut numbers = match self.rule {
             KeyRule::Turn(rule) => turn::numbers(rule, self),
             KeyRule::Window(rule) => window::numbers(rule, self),
@@ -163,6 +162,9 @@ fn outside_windows(time_us: u64) -> StoreError {
 
 /// What the store has of a key, and how it decides from that.
 trait Record: Sized {
+    /// Whether a record is never forgotten earlier than it would have been before a change: by another rule more may be missing.
+    const IS_KEPT_AS_LONG: bool = false;
+
     /// Does what the script does at `time_us`. Returns the numbers of its reply.
     fn decide(record: &mut Option<Self>, numbers: &[f64], time_us: u64) -> Numbers;
 
@@ -230,14 +232,17 @@ impl ExactModel {
 fn decide_in<R: Record>(records: &mut Records<R>, request: &ExactRequest, time_us: u64) -> Numbers {
     let ExactRequest { limit, key, .. } = request;
     let name = (limit.rule.algorithm(), &*limit.name, key.clone());
-    let mut record = records.remove(&name).map(|(record, _)| record);
-    let numbers = request.numbers(0);
+    let (mut record, kept_until_us) = match records.remove(&name) {
+        Some((record, until_us)) => (Some(record), if R::IS_KEPT_AS_LONG { until_us } else { 0 }),
+        None => (None, 0),
+    };
+    let numbers = request.numbers(KEEP_US);
     let reply = R::decide(&mut record, &numbers, time_us);
     if let Some(record) = record {
         let ends_us = record.ends_us(&numbers);
         // Records are looked through by the time since 1970.
         let ends_us = request.windows.map_or(ends_us, |windows| windows.unix_us(ends_us - 1) + 1);
-        records.insert(name, (record, ends_us));
+        records.insert(name, (record, ends_us.max(kept_until_us)));
     }
     reply
 }

@@ -86,6 +86,8 @@ pub(super) fn standing(
 }
 
 impl Record for TurnRecord {
+    const IS_KEPT_AS_LONG: bool = true;
+
     fn decide(record: &mut Option<Self>, numbers: &[f64], time_us: u64) -> Numbers {
         let rule = [0, 1, 2].map(|index| numbers[index] as i64);
         let [rate, ..] = rule;
@@ -129,8 +131,8 @@ impl Record for TurnRecord {
         smallvec![f64::from(u8::from(is_allowed)), now as f64, ahead_us, free.1 as f64]
     }
 
-    fn ends_us(&self, numbers: &[f64]) -> u64 {
-        (self.free.0 + 1) as u64 + numbers[10] as u64
+    fn ends_us(&self, _: &[f64]) -> u64 {
+        (self.free.0 + 1) as u64
     }
 }
 
