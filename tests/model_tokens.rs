@@ -4,12 +4,15 @@
 
 #[path = "parts/model_tokens.rs"]
 mod model_tokens;
+#[path = "parts/virtual_nodes.rs"]
+mod virtual_nodes;
 
 use std::time::Duration;
 
 use model_tokens::{CREDIT, KeyOutcome, LIMIT, NODES, Play, VirtualTime, play};
 use tidegate::testing::ScriptedStore;
 use tidegate::{Limit, Limiter, Quota};
+use virtual_nodes::VirtualNodes;
 
 /// Three times the limit on one key, on a store in memory.
 fn outcome_of(play_of: &Play) -> KeyOutcome {
@@ -68,6 +71,53 @@ fn requests_that_all_cost_four_times_their_estimate_owe_no_more_than_was_in_flig
     assert!(outcome.deepest_debt <= outcome.most_beyond + CREDIT, "{outcome:?}");
     // What is owed at the end comes on top.
     assert!((99.0..=102.0).contains(&spent), "{spent:.2}% spent");
+}
+
+/// The store wanted all refill back because of the debt. Nodes took it that there was plenty, and kept theirs: four times the
+/// limit was spent, for ever.
+#[test]
+fn costs_beyond_estimates_that_are_settled_at_once_are_repaid_before_more_is_spent() {
+    const SECONDS: u64 = 20;
+    let limit = Limit::new(LIMIT, Quota::per_minute(600_000).burst(100_000));
+    for (count, every_ms, estimate, cost) in
+        [(1, 10, 1000, 4000), (2, 20, 1000, 4000), (1, 50, 100, 5000)]
+    {
+        let nodes = VirtualNodes::new(count, std::slice::from_ref(&limit), |builder| builder);
+        let (mut spent, step) = (0, Duration::from_millis(every_ms));
+        for _ in 0..SECONDS * 1000 / every_ms {
+            for node in &nodes.nodes {
+                let api = node.limit(LIMIT).unwrap();
+                if let Ok(reservation) = nodes.wait(api.reserve("key", estimate)) {
+                    reservation.commit(cost);
+                    spent += cost;
+                }
+            }
+            nodes.pass(step, step);
+        }
+        let most = 100_000 + SECONDS as u32 * 10_000 + 2 * count as u32 * cost;
+        println!("{spent} of {most}, {count} nodes, each {every_ms} ms");
+        assert!(spent <= most, "{spent} of {most}, {count} nodes, each {every_ms} ms");
+        assert!(spent >= most * 9 / 10, "{spent} of {most}, {count} nodes, each {every_ms} ms");
+    }
+}
+
+/// What a node held could be spent after a request had cost all of it.
+#[test]
+fn cost_beyond_an_estimate_takes_the_tokens_that_the_node_holds_first() {
+    let limit = Limit::new(LIMIT, Quota::per_hour(10_000));
+    let nodes = VirtualNodes::new(2, std::slice::from_ref(&limit), |builder| builder);
+    let api = nodes.nodes[0].limit(LIMIT).unwrap();
+    for _ in 0..200 {
+        let _ = api.check_n("key", 10).unwrap();
+        nodes.pass(Duration::from_millis(5), Duration::from_millis(5));
+    }
+    let held = api.check_n("key", 0).unwrap().remaining();
+    assert!(held > 100, "{held}");
+    let reservation = nodes.wait(api.reserve("key", 10)).unwrap();
+    reservation.commit(10_000);
+    nodes.settle();
+    let after = api.check("key");
+    assert!(after.is_denied(), "{after:?}");
 }
 
 /// A node with a runtime of its own, which ends when its process does.

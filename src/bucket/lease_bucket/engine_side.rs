@@ -116,10 +116,10 @@ impl LeaseBucket {
 
     // ---- the lease ---------------------------------------------------------------------------
 
-    /// Takes tokens away until at most `keep` are left. Returns how many.
-    pub(crate) fn withdraw(&self, keep: u32) -> u32 {
-        let before = self.update(|word| word.with_tokens(word.tokens().min(keep)));
-        before.tokens().saturating_sub(keep)
+    /// Takes at most so many tokens away. Returns how many.
+    pub(crate) fn withdraw(&self, most: u32) -> u32 {
+        let before = self.update(|word| word.with_tokens(word.tokens().saturating_sub(most)));
+        before.tokens().min(most)
     }
 
     /// Lowers the depth: refill stops there.

@@ -472,7 +472,7 @@ enum Event {
     Collect,
     Lease { rate: i64, depth: u32, tokens: i64, lasts_us: u64, overdraw: u8 },
     SetDepth { by: u32 },
-    Withdraw { keep: u32 },
+    Withdraw { most: u32 },
     See { tokens: u32 },
 }
 
@@ -493,7 +493,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => Just(Event::Collect),
         2 => lease,
         1 => (0..3_u32).prop_map(|by| Event::SetDepth { by }),
-        1 => tokens().prop_map(|keep| Event::Withdraw { keep }),
+        1 => tokens().prop_map(|most| Event::Withdraw { most }),
         1 => tokens().prop_map(|tokens| Event::See { tokens }),
     ]
 }
@@ -527,7 +527,7 @@ fn live(
             bucket.amend(now, lease, tokens, 0, UNIT);
         }
         Event::SetDepth { by } => bucket.set_depth(bucket.mint_tokens(now, UNIT) + by),
-        Event::Withdraw { keep } => _ = bucket.withdraw(keep),
+        Event::Withdraw { most } => _ = bucket.withdraw(most),
         Event::See { tokens } => bucket.set_view(tokens.into(), now, 0, now),
     }
     (result, bucket.held_and_pending(), bucket.demand())

@@ -66,9 +66,10 @@ impl Account {
             return before;
         }
         let unused = if before > 2 * rate_used { before - rate_used } else { 0 };
-        // The store wants all refill back once it can give tokens instead.
+        // The store wants all refill back once it can give tokens instead, or for a debt.
         let recall = std::mem::take(&mut self.lease.recall);
-        let recall = if recall >= before && !self.spares_refill(now, terms) { 0 } else { recall };
+        let keeps = recall >= before && !self.level.is_in_debt() && !self.spares_refill(now, terms);
+        let recall = if keeps { 0 } else { recall };
         let rate = if ended { before } else { recall.max(unused).min(before) };
         self.lease.held.rate -= rate;
         if rate > 0 && !ended {
@@ -83,12 +84,12 @@ impl Account {
     /// Takes the tokens beyond `need` out of the bucket. Returns the units that they are.
     fn give_back_tokens(&mut self, now: Timestamp, need: i64, ended: bool) -> i64 {
         let tokens = i64::from(self.bucket.mint_tokens(now, self.scale.token));
-        let keep = match ended {
-            true => 0,
-            false if tokens > need + need / 4 => need,
-            false => tokens,
+        let surplus = match ended {
+            true => u32::MAX,
+            false if tokens > need + need / 4 => (tokens - need) as u32,
+            false => 0,
         };
-        let withdrawn = self.bucket.withdraw(keep as u32);
+        let withdrawn = self.bucket.withdraw(surplus);
         i64::from(withdrawn) * self.scale.token
     }
 

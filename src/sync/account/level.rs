@@ -140,6 +140,11 @@ impl Level {
         self.view.is_some_and(|view| view.level < scale.burst / 20)
     }
 
+    /// Whether more was spent than there was, by the store's last reply.
+    pub(super) fn is_in_debt(&self) -> bool {
+        self.view.is_some_and(|view| view.level < 0)
+    }
+
     /// Whether the store has answered since `at`.
     pub(super) fn is_viewed_since(&self, at: Timestamp) -> bool {
         self.view.is_some_and(|view| view.at >= at)

@@ -35,7 +35,7 @@ impl Account {
         self.absorb(now, true, |_, _| 0);
         let credit_left = credit_before - self.spending.unsent.debt;
         let is_alive = self.outlives(outage, terms);
-        let left = i64::from(self.bucket.withdraw(0));
+        let left = i64::from(self.bucket.withdraw(u32::MAX));
         let own = if is_alive { left } else { 0 };
         let (rate, depth, loan) = self.policy_terms(terms, is_alive, nodes);
         let open = terms.outage == OutagePolicy::Open;
@@ -102,7 +102,7 @@ impl Account {
         let unit = self.scale.token;
         // To the unit, with what makes no whole token yet.
         let left = self.bucket.amend(now, policy.lease(), 0, 0, unit).units;
-        self.bucket.withdraw(0);
+        self.bucket.withdraw(u32::MAX);
         self.bucket.amend(now, Lease::default(), 0, 0, unit);
         self.lease.remainder = 0;
         let unsent = &mut self.spending.unsent;

@@ -152,10 +152,9 @@ impl Account {
     /// Gives up units of the lease that the store has not leased: its clock stood still for some of the time in
     /// which they flowed in. What has been spent of them is to flow in first. Returns what `amend` does.
     fn forgo(&mut self, units: i64, lease: Lease, now: Timestamp) -> i64 {
-        let tokens = self.bucket.mint_tokens(now, self.scale.token);
-        let surplus = (units as u64).div_ceil(self.scale.token as u64) as i64;
-        let kept = i64::from(tokens).saturating_sub(surplus).max(0);
-        let withdrawn = self.bucket.withdraw(kept as u32);
+        self.bucket.mint_tokens(now, self.scale.token);
+        let surplus = (units as u64).div_ceil(self.scale.token as u64);
+        let withdrawn = self.bucket.withdraw(surplus.min(u32::MAX.into()) as u32);
         self.lease.remainder += i64::from(withdrawn) * self.scale.token - units;
         self.amend(now, lease, 0)
     }

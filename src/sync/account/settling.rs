@@ -60,8 +60,7 @@ impl Account {
         self.report_by(now.plus_micros(terms.tick_us));
         match (settlement, decided_us) {
             (Settlement::Beyond(tokens), _) => {
-                self.spending.unsent.debt += i64::from(tokens);
-                self.spending.owes = true;
+                self.charge_beyond(tokens, now);
                 0
             }
             (Settlement::Unused { tokens, sure, .. }, _) if !sure && self.is_of_policy(decided) => {
@@ -74,6 +73,19 @@ impl Account {
                 self.refund(tokens, decided, from_us, now)
             }
         }
+    }
+
+    /// Charges what a request cost beyond its estimate: first what this node holds, and the rest is owed.
+    fn charge_beyond(&mut self, tokens: u32, now: Timestamp) {
+        self.collect(now, true);
+        let mut held = 0;
+        if self.policy.is_none() && now < self.lease.ends {
+            self.bucket.mint_tokens(now, self.scale.token);
+            held = self.bucket.withdraw(tokens);
+        }
+        self.spending.unsent.spent += i64::from(held);
+        self.spending.unsent.debt += i64::from(tokens - held);
+        self.spending.owes |= tokens > held;
     }
 
     /// Gives tokens of a request back. `decided` is when this node decided it; `None` if another node may have. Tokens that no report

@@ -18,8 +18,9 @@ fn engine_reads_held_tokens_pending_tokens_and_demand_without_collecting_them() 
     let bucket = of_ten_tokens();
     assert!(take(&bucket, 3, at(1)) && !take(&bucket, 9, at(1)));
     assert_eq!((bucket.pending(), bucket.held_and_pending(), bucket.demand()), (3, (7, 3), 12));
-    assert_eq!((bucket.withdraw(5), bucket.withdraw(5)), (2, 0));
+    assert_eq!(bucket.withdraw(2), 2);
     assert_eq!(bucket.held_and_pending(), (5, 3));
+    assert_eq!((bucket.withdraw(9), bucket.withdraw(9)), (5, 0));
 }
 
 #[test]
