@@ -45,8 +45,10 @@ impl Account {
             return 0;
         }
         let expected = self.expected_spending(now, terms);
-        // A large cost that was denied is probably asked for again.
-        let large = if self.is_ample(now, terms) { i64::from(history.largest_denied) } else { 0 };
+        // A large cost that was denied is probably asked for again. Less than it costs is of no use.
+        let large = i64::from(history.largest_denied);
+        let is_there = large.saturating_mul(self.scale.token) <= self.with_own(now, terms);
+        let large = if is_there && self.is_ample(now, terms) { large } else { 0 };
         let may_hold = self.may_hold_unused(expected, now, terms);
         if !may_hold && !self.is_hot(self.arrivals.demand.per_us(), terms) {
             // Without credit, only a token that is held can admit a request that is denied and comes again. Callers

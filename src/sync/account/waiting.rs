@@ -67,13 +67,21 @@ impl Account {
 
     /// Answers the callers for whom the batch asked: as many go on as tokens came. While the store withholds
     /// tokens they are answered as if they had not waited. They wait on where others on this node took what came, and
-    /// the store has more.
-    pub(super) fn answer_asked(&mut self, given: &Given, now: Timestamp, terms: &Terms) {
-        let unit = terms.scale.token;
+    /// the store has more. Returns whether tokens came for a request of more than there are on all nodes: they are of no use here.
+    pub(super) fn answer_asked(&mut self, given: &Given, now: Timestamp, terms: &Terms) -> bool {
+        let (unit, mut is_in_vain) = (terms.scale.token, false);
         let mut later = self.callers.waiting.split_off(self.callers.asked);
         let mut waiting = VecDeque::new();
         for waiter in std::mem::take(&mut self.callers.waiting) {
             let Waiter { ticket, cost, .. } = waiter;
+            let is_too_much = i64::from(cost).saturating_mul(unit) > given.level;
+            if is_too_much && given.withheld == Withheld::Nothing {
+                // Its cost says nothing of what is needed here.
+                self.count_denial(1);
+                self.callers.answers.push(CallerAnswer { ticket, allowed: false, sure: true });
+                is_in_vain |= given.tokens > 0;
+                continue;
+            }
             let result = self.decide(cost, true, now);
             if result.verdict != Verdict::Unsure {
                 self.answer(ticket, cost, SpendResult { is_sure: true, ..result });
@@ -93,6 +101,7 @@ impl Account {
         waiting.append(&mut later);
         self.callers.waiting = waiting;
         self.callers.asked = 0;
+        is_in_vain
     }
 
     /// Callers who wait are answered by the outage policy.
@@ -124,7 +133,8 @@ mod tests {
         let waiter = Waiter { ticket: 7, cost: 1, deadline: now.plus_micros(50_000) };
         account.wait(waiter, false, now);
         account.report(&"x".into(), &terms, now, false);
-        let given = Given { available: available * terms.scale.token, ..Given::default() };
+        let available = available * terms.scale.token;
+        let given = Given { available, level: available, ..Given::default() };
         account.answer_asked(&given, now, &terms);
         assert_eq!(account.callers.waiting.is_empty(), !account.callers.answers.is_empty());
         account.take_answers()
