@@ -7,7 +7,7 @@ mod virtual_nodes;
 
 use std::time::Duration;
 
-use tidegate::{FixedWindow, Limit, Quota, Rule, SlidingLog, SlidingWindow};
+use tidegate::{FixedWindow, LeakyBucket, Limit, Quota, Rule, SlidingLog, SlidingWindow};
 use virtual_nodes::VirtualNodes;
 
 const MILLI: Duration = Duration::from_millis(1);
@@ -40,5 +40,29 @@ fn request_for_more_than_there_is_leaves_the_tokens_to_other_nodes() {
             }
         }
         assert_eq!(denied, 0, "of {asked}: {rule:?}, {used} used, {large} asked for");
+    }
+}
+
+/// Slots were taken ahead for requests that wait for none, and lost: half of those that there were.
+#[test]
+fn requests_that_do_not_wait_get_as_many_slots_of_a_limit_with_a_queue_as_without() {
+    for (count, every_ms) in [(1, 6), (2, 12), (2, 100)] {
+        let admitted = [0, 1000, 10_000].map(|queue_ms| {
+            let rule = LeakyBucket::per_second(10).queue(queue_ms * MILLI);
+            let limit = Limit::new("api", rule);
+            let nodes = VirtualNodes::new(count, std::slice::from_ref(&limit), |builder| builder);
+            let mut admitted = 0;
+            for _ in 0..20_000 / every_ms {
+                for node in &nodes.nodes {
+                    let api = node.async_limit("api").unwrap();
+                    admitted += u32::from(nodes.wait(api.check_sure("key")).is_allowed());
+                }
+                nodes.pass(every_ms * MILLI, MILLI);
+            }
+            admitted
+        });
+        println!("{count} nodes, each {every_ms} ms: {admitted:?} without a queue and with two");
+        let least = admitted[0] * 95 / 100;
+        assert!(admitted.iter().all(|admitted| *admitted >= least), "{admitted:?}");
     }
 }

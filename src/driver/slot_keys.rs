@@ -88,7 +88,8 @@ impl SlotKey {
         let SlotRequest { cost, within_us, is_again } = request;
         let SlotContext { now, tick_us, nodes, is_on_policy } = context;
         self.collect(rule, now, tick_us);
-        if !is_again {
+        // Slots ahead are of use to requests that wait for them only. To others they would be lost.
+        if !is_again && within_us > 0 {
             self.held.count(cost);
         }
         let mut answer = self.held.decide(rule, cost, within_us, now);
