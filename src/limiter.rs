@@ -300,9 +300,8 @@ impl ActiveLimit {
     }
 
     /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
-    /// alone cannot be sure: see [`check_sure`](Self::check_sure). A cost of 0 is as in
-    /// [`check_n`](Self::check_n), and waits only if the key would be denied for want of the store's word: then a token is asked for,
-    /// and given back.
+    /// alone cannot be sure: see [`check_sure`](Self::check_sure). A cost of 0 tells what
+    /// a request of one token would be told.
     ///
     /// # Errors
     ///

@@ -43,6 +43,68 @@ fn request_for_more_than_there_is_leaves_the_tokens_to_other_nodes() {
     }
 }
 
+/// A node told of a key what it had heard of the store, or that it had no token where it had heard nothing.
+#[test]
+fn look_that_waits_is_told_what_one_token_would_be_told_and_spends_nothing() {
+    let rules: [Rule; 4] = [
+        Quota::per_hour(100).into(),
+        FixedWindow::per_hour(100).into(),
+        SlidingWindow::per_hour(100).into(),
+        SlidingLog::per_hour(100).into(),
+    ];
+    for limit in rules
+        .into_iter()
+        .flat_map(|rule| [Limit::new("api", rule), Limit::new("api", rule).strict()])
+    {
+        let nodes = VirtualNodes::new(2, std::slice::from_ref(&limit), |builder| builder);
+        let [one, other] = [0, 1].map(|node| nodes.nodes[node].limit("api").unwrap());
+        let look = |key: &str| nodes.wait(other.check_sure_n(key, 0)).unwrap();
+        assert_eq!(
+            (look("fresh").is_allowed(), look("fresh").remaining()),
+            (true, 100),
+            "{limit:?}"
+        );
+        assert!(nodes.wait(one.check_sure_n("spent", 40)).unwrap().is_allowed());
+        nodes.pass(1500 * MILLI, 10 * MILLI);
+        assert_eq!(
+            (look("spent").is_allowed(), look("spent").remaining()),
+            (true, 60),
+            "{limit:?}"
+        );
+        assert!(nodes.wait(one.check_sure_n("spent", 60)).unwrap().is_allowed(), "{limit:?}");
+        nodes.pass(1500 * MILLI, 10 * MILLI);
+        let told = look("spent");
+        assert!(told.is_denied() && told.is_sure(), "{limit:?}: {told:?}");
+    }
+}
+
+/// Each look took a token of the key's share.
+#[test]
+fn look_takes_nothing_of_the_share_of_an_outage() {
+    for limit in [
+        Limit::new("api", Quota::per_second(10)),
+        Limit::new("api", Quota::per_second(10)).strict(),
+    ] {
+        let nodes = VirtualNodes::new(2, std::slice::from_ref(&limit), |builder| builder);
+        let api = nodes.nodes[0].limit("api").unwrap();
+        nodes.store.set_away(true);
+        nodes.pass(4000 * MILLI, 10 * MILLI);
+        for _ in 0..3 {
+            assert!(nodes.wait(api.check_sure_n("seen", 0)).unwrap().is_allowed(), "{limit:?}");
+        }
+        let drain = |key: &str| {
+            let mut allowed = 0;
+            while nodes.wait(api.check_sure(key)).is_allowed() {
+                allowed += 1;
+            }
+            allowed
+        };
+        let (seen, unseen) = (drain("seen"), drain("unseen"));
+        assert_eq!(seen, unseen, "{limit:?}");
+        assert!(seen > 0, "{limit:?}");
+    }
+}
+
 /// Slots were taken ahead for requests that wait for none, and lost: half of those that there were.
 #[test]
 fn requests_that_do_not_wait_get_as_many_slots_of_a_limit_with_a_queue_as_without() {

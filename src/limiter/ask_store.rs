@@ -2,10 +2,9 @@
 
 use tokio::sync::oneshot;
 
-use super::settle::Allowed;
 use super::{ActiveLimit, Handle, Target};
 use crate::bucket::{OVERFLOW, Verdict};
-use crate::decision::{Decision, Held, Source};
+use crate::decision::{Decision, Source};
 use crate::driver::{Buckets, Query, StoreAnswer, StoreQuery};
 
 impl ActiveLimit {
@@ -20,9 +19,9 @@ impl ActiveLimit {
     }
 }
 
-/// Whether it is a look that would deny only because this node has no word of the store.
+/// Whether it is a look by what this node has heard of the store, if anything: other nodes may have spent since.
 pub(super) fn is_open_look(decision: &Decision, cost: u32) -> bool {
-    cost == 0 && decision.is_denied() && !decision.is_sure()
+    cost == 0 && !decision.is_sure() && matches!(decision.source, Source::Lease(_))
 }
 
 impl Handle {
@@ -42,25 +41,11 @@ impl Handle {
         if let Some(decision) = self.limit.decide_without_lease(&self.key.key, cost).await {
             return decision;
         }
-        if cost == 0 {
-            return self.look_by_a_token().await;
-        }
-        self.answered(self.send_query(cost), cost).await
-    }
-
-    /// Asks the store for a token, and gives it back. A key without a place shares a bucket, to which nothing goes back.
-    async fn look_by_a_token(&self) -> Decision {
-        if self.key.place == OVERFLOW {
+        if cost == 0 && self.key.place == OVERFLOW {
+            // Keys without a place share a bucket, of which the store tells nothing.
             return self.limit.decide(self.target(), 0);
         }
-        let asked = self.limit.state.clock.now();
-        let decision = self.answered(self.send_query(1), 1).await;
-        let Source::Lease(held) = decision.source else { return decision };
-        if decision.is_denied() {
-            return decision;
-        }
-        self.limit.give_back_pinned(&self.key, &Allowed { decision, asked }, 1);
-        Decision { source: Source::Lease(Held { left: held.left + 1, ..held }), ..decision }
+        self.answered(self.send_query(cost), cost).await
     }
 
     /// Asks the store for the answer to a request. `None` if the limit does not wait, or nobody would answer.

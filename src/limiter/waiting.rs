@@ -118,8 +118,8 @@ impl ActiveLimit {
         self.wait_by_overrides(key, 1, within).await
     }
 
-    /// The same as [`until_ready`](Self::until_ready) for a request that costs `cost` tokens. A cost of 0 does not wait: it
-    /// is as in [`check_n`](Self::check_n).
+    /// The same as [`until_ready`](Self::until_ready) for a request that costs `cost` tokens. A cost of 0 does not wait for a
+    /// slot: it is as in [`check_sure_n`](Self::check_sure_n).
     ///
     /// # Errors
     ///

@@ -124,26 +124,10 @@ impl<'a> Limited<'a> {
     /// has no token.
     pub(super) async fn status(&self, deadline: Option<Instant>) -> Status {
         let is_owed = self.charge_rule == ChargeRule::InFull;
-        if is_owed && !self.is_negative && self.limit.is_leased() {
-            return self.status_by_a_token(deadline).await;
-        }
         let decision = self.part(0, patience(deadline)).ask().await;
         let is_over =
             !self.is_negative && decision.is_denied() && (is_owed || decision.is_override());
         status(&self.limit, Outcome { is_over, is_charged: false, decision: Some(&decision) })
-    }
-
-    /// The same by whether the key has a token, which is taken and given back: so a node that knows nothing of the key asks the
-    /// store.
-    async fn status_by_a_token(&self, deadline: Option<Instant>) -> Status {
-        let decision = self.part(1, patience(deadline)).ask_and_give_back().await;
-        let is_over = decision.is_denied();
-        let outcome = Outcome { is_over, is_charged: false, decision: Some(&decision) };
-        let mut status = status(&self.limit, outcome);
-        if !is_over && !decision.took_nothing() {
-            status.limit_remaining = status.limit_remaining.saturating_add(1);
-        }
-        status
     }
 
     pub(super) fn has_hits_to_charge(&self) -> bool {

@@ -11,8 +11,6 @@ use crate::driver::{AloneBuckets, Buckets, LocalBuckets};
 use crate::error::CheckError;
 use crate::limit::LimitInfo;
 use crate::limiter::overrides::LookedUp;
-#[cfg(feature = "server")]
-use crate::limiter::settle::Allowed;
 use crate::limiter::{ActiveLimit, Target};
 use crate::time::{Reading, Timestamp};
 
@@ -231,22 +229,6 @@ impl<'a> Part<'a> {
             _ => limit.decide_or_ask(self.target(), self.cost).await,
         };
         limit.after_rule(self.key, self.cost, decision)
-    }
-}
-
-#[cfg(feature = "server")]
-impl Part<'_> {
-    /// Decides as far as the request may wait, and gives back what it took. Like a look it blocks nobody.
-    pub(crate) async fn ask_and_give_back(&self) -> Decision {
-        if let Some(decision) = self.overridden(self.cost) {
-            return decision;
-        }
-        let (limit, asked) = (self.asking(), self.asked_at());
-        let decision = limit.decide_or_ask(self.target(), self.cost).await;
-        if decision.is_allowed() {
-            self.limit.give_back(self.key, &Allowed { decision, asked }, self.cost);
-        }
-        limit.after_rule(self.key, 0, decision)
     }
 }
 

@@ -89,7 +89,11 @@ impl ActiveLimit {
             biased;
             first = entry.lock() => first,
             _ = self.sleep(within) => {
-                let look = self.planned(asked).decide_or_ask(target, 0).await;
+                let limit = self.planned(asked);
+                let look = match limit.decide_without_lease(asked.name, 0).await {
+                    Some(look) => look,
+                    None => limit.decide(target, 0),
+                };
                 return look.denied_behind_others(cost);
             }
         };

@@ -49,6 +49,12 @@ impl Account {
 
     /// Answers a caller who waited.
     fn answer(&mut self, ticket: u64, cost: u32, result: SpendResult) {
+        let (allowed, sure) = (result.is_allowed(), result.is_sure);
+        self.callers.answers.push(CallerAnswer { ticket, allowed, sure });
+        if cost == 0 {
+            // A look is no decision.
+            return;
+        }
         self.book_spilled(result.news.spilled);
         self.note_denied_cost(result.news.refused);
         if result.is_uncounted {
@@ -57,12 +63,7 @@ impl Account {
             // The bucket counts tokens.
             self.counts.denied_surplus += u64::from(cost.saturating_sub(1));
         }
-        self.counts.unsure += u64::from(!result.is_sure);
-        self.callers.answers.push(CallerAnswer {
-            ticket,
-            allowed: result.is_allowed(),
-            sure: result.is_sure,
-        });
+        self.counts.unsure += u64::from(!sure);
     }
 
     /// Answers the callers for whom the batch asked: as many go on as tokens came. While the store withholds
@@ -74,6 +75,14 @@ impl Account {
         let mut waiting = VecDeque::new();
         for waiter in std::mem::take(&mut self.callers.waiting) {
             let Waiter { ticket, cost, .. } = waiter;
+            if cost == 0 {
+                let here = self.decide(0, false, now);
+                let verdict = Verdict::of(here.is_allowed() || given.available >= unit);
+                let is_told = given.withheld == Withheld::Nothing;
+                let told = SpendResult { verdict, is_sure: true, ..here };
+                self.answer(ticket, 0, if is_told { told } else { here });
+                continue;
+            }
             let is_too_much = i64::from(cost).saturating_mul(unit) > given.level;
             if is_too_much && given.withheld == Withheld::Nothing {
                 // Its cost says nothing of what is needed here.
