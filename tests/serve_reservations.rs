@@ -236,6 +236,51 @@ async fn nothing_is_reserved_where_the_store_does_not_keep_it() {
     assert_eq!(ask(&service, "POST /v1/refund", body).await.status, 200);
 }
 
+/// Each refused reservation took its tokens of what an outage policy gave, and was charged when the store was back.
+#[tokio::test]
+async fn reservation_that_is_refused_in_an_outage_takes_nothing_of_the_share() {
+    let clock = ManualClock::new();
+    let store = ScriptedStore::new(&clock);
+    let text = "[server]\ntoken = \"correct-horse-battery\"\n[limits.window]\nquota = \"100/s\"\n\
+                algorithm = \"fixed-window\"\n[limits.bucket]\nquota = \"100/s\"\n[limits.exact]\n\
+                quota = \"100/s\"\nmode = \"exact\"\n[store]\nmemory = true\n";
+    let config = Config::from_toml(text).unwrap();
+    let limiter = config.builder().store(store.clone()).clock(&clock).build().unwrap();
+    let service = Service::new(config, limiter).unwrap();
+    store.set_away(true);
+    // Time stands still but while somebody waits for the store.
+    let asks = async |path: &'static str, limit: &str, key: &str, cost: u32| {
+        let body = json!({"limit": limit, "key": key, "cost": cost});
+        let mut asked = Box::pin(ask(&service, path, body));
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut asked => return answer,
+                () = tokio::time::sleep(Duration::from_millis(2)) => clock.advance(Duration::from_millis(5)),
+            }
+        }
+    };
+    for _ in 0..60 {
+        asks("POST /v1/check", "bucket", "first", 1).await;
+        asks("POST /v1/check", "exact", "first", 1).await;
+        clock.advance(Duration::from_millis(100));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for limit in ["window", "bucket", "exact"] {
+        for _ in 0..3 {
+            let answer = asks("POST /v1/reserve", limit, "refused", 1).await;
+            assert_eq!(answer.status, 503, "{limit}: {}", answer.body);
+        }
+        let mut drained = [0, 0];
+        for (drained, key) in drained.iter_mut().zip(["refused", "untouched"]) {
+            while asks("POST /v1/check", limit, key, 1).await.body["allowed"] == json!(true) {
+                *drained += 1;
+            }
+        }
+        assert!(drained[0] >= drained[1] && drained[1] > 0, "{limit}: {drained:?}");
+    }
+}
+
 #[tokio::test]
 async fn settlement_whose_reply_is_lost_is_made_once() {
     let clock = ManualClock::new();

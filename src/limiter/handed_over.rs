@@ -186,7 +186,7 @@ fn unusable(error: &impl std::fmt::Display) -> StoreError {
 }
 
 impl Shared {
-    async fn ask_about_reservation(
+    pub(super) async fn ask_about_reservation(
         &self,
         request: ReservationRequest,
     ) -> Result<Option<TakenRecord>, StoreError> {

@@ -1,13 +1,23 @@
 //! Requests whose cost is known only afterwards.
 
 use std::fmt;
+#[cfg(feature = "server")]
+use std::time::Duration;
 
 use super::settle::Allowed;
 use super::{ActiveLimit, AsyncLimit, Handle};
 use crate::algorithm::Rule;
 use crate::decision::{Decision, Denied};
+#[cfg(feature = "server")]
+use crate::driver::Buckets;
 use crate::error::CheckError;
+#[cfg(feature = "server")]
+use crate::error::StoreError;
 use crate::key::Key;
+#[cfg(feature = "server")]
+use crate::store::record_id::RecordId;
+#[cfg(feature = "server")]
+use crate::store::reservations::{ReservationRequest, Taker};
 
 /// Tokens that a request was allowed and may not need all of.
 ///
@@ -153,5 +163,28 @@ impl AsyncLimit {
         estimate: u32,
     ) -> Result<Reservation, ReserveError> {
         self.0.reserve(key, estimate).await
+    }
+}
+
+#[cfg(feature = "server")]
+impl AsyncLimit {
+    /// Checks that the store answers, if this node alone is not sure about the key: what an outage policy allows cannot be handed
+    /// over, and does not go back.
+    pub(crate) async fn store_answers_about(&self, key: &str) -> Result<(), StoreError> {
+        let limit = &self.0;
+        let is_alone = matches!(limit.state.buckets, Buckets::Alone(_));
+        let needs_no_store = is_alone && !limit.is_decided_by_store();
+        if needs_no_store || limit.decide_or_ask_for(key, 0).await.is_sure() {
+            return Ok(());
+        }
+        let id = RecordId::random().map_err(|error| StoreError::Unreachable(error.to_string()))?;
+        let within = Duration::from_micros(limit.state.terms.background_wait_us());
+        // There is no such reservation.
+        let question = ReservationRequest::Take { id, taker: Taker::default() };
+        tokio::select! {
+            biased;
+            answer = limit.shared.ask_about_reservation(question) => answer.map(drop),
+            _ = limit.sleep(within) => Err(StoreError::TimedOut(within)),
+        }
     }
 }

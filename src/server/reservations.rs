@@ -112,6 +112,12 @@ pub(super) async fn reserve(
         let answer = Answer::new(decision, asked.cost);
         Ok(Json(Reserved { answer, reservation: id.map(|id| id.to_string()) }))
     };
+    let unreserved = |reason: String| {
+        let detail = format!("nothing was reserved: {reason}");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    };
+    let answers = limit.store_answers_about(&asked.key).await;
+    answers.map_err(|error| unreserved(error.to_string()))?;
     let reservation = match limit.reserve(&*asked.key, asked.cost).await {
         Ok(reservation) => reservation,
         Err(ReserveError::Denied(denied)) => return told(&denied.decision(), None),
@@ -123,10 +129,6 @@ pub(super) async fn reserve(
         }
     };
     let decision = reservation.decision();
-    let unreserved = |reason: String| {
-        let detail = format!("nothing was reserved: {reason}");
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-    };
     if !reservation.is_of_this_process() {
         let handed_over = reservation.hand_over(asked.time_to_live).await;
         return told(&decision, Some(handed_over.map_err(|error| unreserved(error.to_string()))?));
