@@ -50,7 +50,7 @@ pub(crate) use limit_state::{AloneBuckets, Buckets, LimitState, LocalBuckets, Pi
 pub(crate) use limits::Limits;
 pub(crate) use override_sync::OverrideQuery;
 use override_sync::OverrideSync;
-pub(crate) use overrides::{HeldRuling, InForce};
+pub(crate) use overrides::{Blocked, HeldRuling, InForce};
 #[cfg(feature = "server")]
 pub(crate) use permits::PendingHandOver;
 use permits::PermitTask;

@@ -335,7 +335,10 @@ async fn key_is_blocked_for_a_while_after_a_denial() -> Outcome {
     let slow = Limiter::builder().limit(limit).clock(&clock).build()?.limit("slow")?;
     assert!(slow.check("a").is_allowed());
     assert_eq!(slow.check("a").retry_after(), 3600 * SECOND, "its token comes later than that");
+    assert_eq!(slow.check("a").retry_after(), 3600 * SECOND, "and is told again");
     clock.advance(30 * SECOND);
+    let again = slow.check("a");
+    assert_eq!((again.is_override(), again.retry_after()), (true, 3570 * SECOND));
     let blocked = login.check("a");
     assert_eq!((blocked.is_override(), blocked.retry_after()), (true, 30 * SECOND));
     assert!(login.check("b").is_allowed());

@@ -32,13 +32,21 @@ pub(crate) struct LimitOverrides {
     keys: DashMap<Box<[u8]>, HeldRuling>,
     /// Of these, by what their hashed forms are known by. An override of that form itself wins.
     hashed: DashMap<Box<[u8]>, HeldRuling>,
-    /// Keys that this node alone blocks after a denial, and until when.
-    blocked: DashMap<Box<[u8]>, Timestamp>,
+    /// Keys that this node alone blocks after a denial.
+    blocked: DashMap<Box<[u8]>, Blocked>,
     prefixes: ByLength<Vec<u8>, usize>,
     #[cfg(feature = "http")]
     networks: ByLength<Network, u8>,
     allowed: AtomicU64,
     denied: AtomicU64,
+}
+
+/// How a key is blocked after a denial.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocked {
+    pub(crate) until: Timestamp,
+    /// When a request is worth repeating: then, or once the limit would allow it.
+    pub(crate) retry_at: Timestamp,
 }
 
 /// What an override says, and until when.
@@ -132,9 +140,10 @@ impl LimitOverrides {
         if let Some(HeldRuling { ruling: InForce::Allow | InForce::Block, .. }) = by_key {
             return by_key;
         }
-        let blocked = self.blocked.get(name).map(|until| *until);
-        let block = blocked.map(|until| HeldRuling { ruling: InForce::Block, until });
-        block.filter(holds).or(by_key)
+        let blocked = self.blocked.get(name).filter(|blocked| now < blocked.until);
+        let block =
+            |blocked: &Blocked| HeldRuling { ruling: InForce::Block, until: blocked.retry_at };
+        blocked.map(|blocked| block(&blocked)).or(by_key)
     }
 
     /// What holds by the smallest network that is in force, or else by the longest prefix.
@@ -217,11 +226,11 @@ impl LimitOverrides {
         [&self.allowed, &self.denied].map(|count| count.swap(0, Ordering::Relaxed))
     }
 
-    /// Blocks a key that was denied until `until`, if fewer than `most` keys are blocked.
-    pub(crate) fn block(&self, name: &[u8], until: Timestamp, most: usize) -> bool {
+    /// Blocks a key that was denied, if fewer than `most` keys are blocked.
+    pub(crate) fn block(&self, name: &[u8], blocked: Blocked, most: usize) -> bool {
         let has_room = self.blocked.len() < most || self.blocked.contains_key(name);
         if has_room {
-            self.blocked.insert(name.into(), until);
+            self.blocked.insert(name.into(), blocked);
             self.may_rule.store(true, Ordering::Relaxed);
         }
         has_room
@@ -286,7 +295,7 @@ impl LimitOverrides {
 
     /// Forgets blocks that are over.
     pub(super) fn sweep(&self, now: Timestamp) {
-        self.blocked.retain(|_, until| now < *until);
+        self.blocked.retain(|_, blocked| now < blocked.until);
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use super::{ActiveLimit, Handle, Limiter, Shared, Target};
 use crate::decision::{Decision, Source};
-use crate::driver::{Definition, HeldRuling, InForce, OverrideQuery, Query};
+use crate::driver::{Blocked, Definition, HeldRuling, InForce, OverrideQuery, Query};
 use crate::key::Key;
 use crate::limit::{LimitInfo, QuotaOf};
 use crate::overrides::{End, OVERRIDES_MAX, Override, OverrideError, Ruling, Subject, Switch};
@@ -288,7 +288,9 @@ impl ActiveLimit {
                 if decision.sure && cost > 0 && block_us > 0 {
                     let now = self.state.clock.now();
                     let until = now.plus_micros(block_us);
-                    let is_blocked = self.state.overrides.block(name, until, OVERRIDES_MAX);
+                    let retry_at = until.max(now.plus_micros(micros(decision.retry_after())));
+                    let blocked = Blocked { until, retry_at };
+                    let is_blocked = self.state.overrides.block(name, blocked, OVERRIDES_MAX);
                     if is_blocked && micros(decision.retry_after()) < block_us {
                         return decision.blocking(until, now);
                     }

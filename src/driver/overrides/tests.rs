@@ -90,15 +90,16 @@ fn switch_goes_back_to_what_was_configured() {
 fn blocked_keys_are_at_most_so_many_and_those_that_are_over_make_room() {
     let overrides = LimitOverrides::new(Switch::On);
     let is_blocked = |key: &[u8], at| overrides.find(key, key, at).is_some();
-    overrides.block(b"a", NOW.plus_micros(10), 2);
-    overrides.block(b"b", NOW.plus_micros(10), 2);
-    overrides.block(b"c", NOW.plus_micros(10), 2);
+    let block = |key: &[u8], until| overrides.block(key, Blocked { until, retry_at: until }, 2);
+    block(b"a", NOW.plus_micros(10));
+    block(b"b", NOW.plus_micros(10));
+    block(b"c", NOW.plus_micros(10));
     assert!(is_blocked(b"a", NOW) && is_blocked(b"b", NOW) && !is_blocked(b"c", NOW));
-    overrides.block(b"a", NOW.plus_micros(15), 2);
+    block(b"a", NOW.plus_micros(15));
     assert!(is_blocked(b"a", NOW.plus_micros(12)), "blocked anew");
     assert!(!is_blocked(b"b", NOW.plus_micros(12)), "over");
     overrides.sweep(NOW.plus_micros(12));
-    overrides.block(b"c", NOW.plus_micros(22), 2);
+    block(b"c", NOW.plus_micros(22));
     assert!(is_blocked(b"c", NOW.plus_micros(12)), "the place of one that is over");
 }
 
