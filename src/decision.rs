@@ -243,8 +243,13 @@ impl Decision {
         let reset_us = match &self.source {
             Source::Local(standing) | Source::Store(standing) => standing.reset_us(),
             Source::Lease(held) => {
-                let full_us = held.full_us(&self.limit.scale, self.now);
-                self.window_left_us().map_or(full_us, |left_us| left_us.min(full_us))
+                let scale = &self.limit.scale;
+                let full_us = held.full_us(scale, self.now);
+                // In the first window what is left of it.
+                self.window_span_us().map_or(full_us, |[_, left_us]| {
+                    let later_us = full_us.saturating_sub(scale.longest_window_us() as u64);
+                    full_us.min(left_us + later_us)
+                })
             }
             Source::Override(until) | Source::Blocked(until) => self.blocked_us(*until),
         };
@@ -330,26 +335,28 @@ impl Decision {
     /// Microseconds until the window ends in which a leased limit gives no more tokens, by this node's clock. `None` if that
     /// tells nothing: the view is of an earlier window, or an outage policy gives refill.
     fn window_left_us(&self) -> Option<u64> {
-        let (LimitInfo { terms, calendar, window_offset_us, .. }, Source::Lease(held)) =
-            (self.limit, &self.source)
-        else {
-            return None;
-        };
+        let Source::Lease(held) = &self.source else { return None };
+        let [since_us, left_us] = self.window_span_us()?;
+        let is_of_window = held.view.age(self.now).is_some_and(|age| micros(age) <= since_us);
+        (is_of_window && !held.has_refill()).then_some(left_us)
+    }
+
+    /// Microseconds since a leased fixed window began, and until it ends, by this node's clock.
+    fn window_span_us(&self) -> Option<[u64; 2]> {
+        let LimitInfo { terms, calendar, window_offset_us, .. } = self.limit;
         let now_us = self.now.as_micros() + window_offset_us;
         let scale = &terms.stored_scale;
-        let (since_us, left_us) = match (scale.curve, calendar) {
+        Some(match (scale.curve, calendar) {
             (Curve::CalendarWindow, Some(calendar)) => {
                 let [begins_us, ends_us] = calendar.window_span_us(now_us);
-                (now_us - begins_us, ends_us - now_us)
+                [now_us - begins_us, ends_us - now_us]
             }
             (Curve::FixedWindow, _) => {
                 let window_us = scale.window_us() as u64;
-                (now_us % window_us, window_us - now_us % window_us)
+                [now_us % window_us, window_us - now_us % window_us]
             }
             _ => return None,
-        };
-        let is_of_window = held.view.age(self.now).is_some_and(|age| micros(age) <= since_us);
-        (is_of_window && !held.has_refill()).then_some(left_us)
+        })
     }
 
     /// The tokens asked for.

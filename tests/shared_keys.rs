@@ -105,6 +105,31 @@ fn look_takes_nothing_of_the_share_of_an_outage() {
     }
 }
 
+/// A log said two windows, and a month four in an outage.
+#[test]
+fn key_that_nodes_share_says_no_more_than_its_window_until_it_is_as_if_never_used() {
+    let hour = Duration::from_secs(3600);
+    let rules: [(Rule, Duration); 3] = [
+        (FixedWindow::per_hour(100).into(), hour),
+        (SlidingLog::per_hour(100).into(), hour + hour / 64),
+        (FixedWindow::per_month(100).zone("UTC").into(), 31 * 24 * hour),
+    ];
+    for (rule, most) in rules {
+        let limit = Limit::new("api", rule);
+        let nodes = VirtualNodes::new(1, std::slice::from_ref(&limit), |builder| builder);
+        let api = nodes.nodes[0].limit("api").unwrap();
+        let first = nodes.wait(api.check_sure("key"));
+        assert!(first.is_allowed() && !first.reset_after().is_zero(), "{rule:?}");
+        let unseen = api.check("unseen");
+        nodes.store.set_away(true);
+        nodes.pass(4000 * MILLI, 10 * MILLI);
+        for told in [first, unseen, api.check("key"), api.check_n("key", 0).unwrap()] {
+            let reset = told.reset_after();
+            assert!(reset <= most + 2 * MILLI, "{rule:?}: {reset:?}, {told:?}");
+        }
+    }
+}
+
 /// Slots were taken ahead for requests that wait for none, and lost: half of those that there were.
 #[test]
 fn requests_that_do_not_wait_get_as_many_slots_of_a_limit_with_a_queue_as_without() {

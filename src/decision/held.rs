@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::quota::Scale;
+use crate::quota::{Curve, Scale};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp, micros};
 
 /// What a node holds of a key, and knows of the rest.
@@ -68,7 +68,10 @@ impl Held {
     /// Microseconds until the key's bucket is full.
     pub(super) fn full_us(&self, scale: &Scale, now: Timestamp) -> u64 {
         let missing = burst(scale).saturating_sub(self.remaining(scale, now)) as i64 + self.owed();
-        scale.full_us(missing * scale.token)
+        let full_us = scale.full_us(missing * scale.token);
+        // Records of a log are kept for a window more.
+        let kept_us = if scale.curve == Curve::SlidingLog { scale.fill_us() } else { 0 };
+        full_us.saturating_sub(kept_us)
     }
 
     /// [`remaining`](Self::remaining), and microseconds until there is a token more.
