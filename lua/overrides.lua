@@ -78,6 +78,10 @@ for _, name in ipairs(call('ZRANGEBYSCORE', ENDS, '-inf', now_ms, 'LIMIT', 0, cl
 end
 
 local has_lost = known_birth > 0 and (known_birth ~= birth or known_number > number)
+if has_lost and known_birth == birth then
+  -- These are of an older state: under another name all nodes find that out.
+  birth, is_changed = max(birth + 1, now_us), true
+end
 local count, taken = max(call('HLEN', DATA) - 1, 0) - free, 0
 for put = 1, puts do
   local name, value, ends_ms, flags = ARGV[4 * put - 2], ARGV[4 * put - 1], tonumber(ARGV[4 * put]), tonumber(ARGV[4 * put + 1])

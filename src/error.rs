@@ -211,7 +211,7 @@ pub enum StoreError {
     Credentials(String),
     /// The user may not run scripts, or not write these keys.
     #[error(
-        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys, and LINDEX, LLEN, LRANGE, LTRIM, LSET, RPUSH for exact sliding logs, HGET, HSET, HDEL, HLEN, EXISTS, DEL, ZRANGEBYSCORE for overrides"
+        "the store denies what tidegate needs: {0}: allow EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE on the namespace's keys, and LINDEX, LLEN, LRANGE, LTRIM, LSET, RPUSH for exact sliding logs, HGET, HSET, HDEL, HLEN, EXISTS, DEL, ZRANGEBYSCORE for overrides, and PTTL for exact token buckets, leaky buckets and permits over HTTP"
     )]
     Denied(String),
     /// The server cannot write now: a replica, no memory, a failed disk.

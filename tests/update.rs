@@ -195,6 +195,19 @@ fn reservation_gives_back_in_its_own_window_after_an_update_and_by_an_override()
     }
 }
 
+/// It was refused for a rate that one node alone could not keep, though nodes shared the limit.
+#[test]
+fn limit_of_many_millions_a_second_is_updated() {
+    let of = |tokens| limit(Quota::per_second(tokens));
+    let cluster = cluster(&of(60_000_000));
+    update_all(&cluster, &of(40_000_000));
+    update_all(&cluster, &of(40_000_000).block_for(SECOND));
+    let api = cluster.nodes[0].limit("api").unwrap();
+    assert_eq!(api.check("new").quota(), Quota::per_second(40_000_000));
+    let (limiter, ..) = one_node(of(30_000_000));
+    limiter.update([of(30_000_000).local().block_for(SECOND)]).unwrap();
+}
+
 #[test]
 fn node_that_begins_with_the_new_quota_follows_those_that_were_updated() {
     let [low, high] = [50, 400].map(|rate| limit(Quota::per_second(rate)));

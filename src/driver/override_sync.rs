@@ -18,7 +18,7 @@ use crate::time::Timestamp;
 /// How often the store is asked what has changed.
 const INTERVAL_US: u64 = 1_000_000;
 /// The longest time between two attempts while the store does not answer.
-const BACKOFF_MAX_US: u64 = 8_000_000;
+const BACKOFF_MAX_US: u64 = 2_000_000;
 /// While the store refuses, an event says so once in this time.
 const REFUSAL_EVENTS_US: u64 = 60_000_000;
 
@@ -201,14 +201,15 @@ impl OverrideSync {
         self.lost.extend(std::mem::take(&mut self.sent_lost));
         let pause_us = INTERVAL_US << self.failures.min(3);
         self.failures += 1;
-        self.has_heard = true;
+        // Lanes tell of a store that is away.
+        let is_away = matches!(error, StoreError::TimedOut(_) | StoreError::Unreachable(_));
+        // A store that refuses to tell is not waited for.
+        self.has_heard |= !is_away;
         self.due_at = if self.is_shared || !self.queue.is_empty() || !self.set.is_empty() {
             now.plus_micros(pause_us.min(BACKOFF_MAX_US))
         } else {
             Timestamp::NEVER
         };
-        // Lanes tell of a store that is away.
-        let is_away = matches!(error, StoreError::TimedOut(_) | StoreError::Unreachable(_));
         if is_away || now < self.refusal_event_from {
             return Vec::new();
         }

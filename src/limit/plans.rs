@@ -128,8 +128,11 @@ impl Limit {
 
     /// Whether `other` counts in the same windows, if in any.
     pub(super) fn has_same_windows(&self, other: Rule) -> Result<bool, ConfigError> {
+        if matches!(self.rule, Rule::TokenBucket(_) | Rule::LeakyBucket(_)) {
+            // They have none.
+            return Ok(self.rule.algorithm() == other.algorithm());
+        }
         Ok(match (self.key_rule_of(self.rule)?, self.key_rule_of(other)?) {
-            (KeyRule::Turn(_), KeyRule::Turn(_)) => true,
             (KeyRule::Window(own), KeyRule::Window(other)) => {
                 (own.period_us, own.is_sliding, own.calendar)
                     == (other.period_us, other.is_sliding, other.calendar)

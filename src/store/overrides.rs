@@ -208,6 +208,10 @@ impl OverridesModel {
         let OverridesRequest { known, reads_all, .. } = request;
         let is_other = known.birth != self.known.birth || known.number > self.known.number;
         let has_lost = known.birth > 0 && is_other;
+        if has_lost && known.birth == self.known.birth {
+            // These are of an older state: under another name all nodes find that out.
+            self.known.birth = now_us.max(known.birth + 1);
+        }
         let taken = request.puts.iter().take_while(|put| self.put(put, now_us, most)).count();
         let is_known = !has_lost
             && known.birth == self.known.birth

@@ -63,7 +63,8 @@ impl Code {
 /// The server's user needs these commands on the keys `tg2:{<namespace>/*`: EVALSHA, EVAL, TIME,
 /// GET, GETRANGE, MGET, TYPE, SET, SETRANGE, ZADD, ZCARD, ZREM, ZREMRANGEBYSCORE, PEXPIRE; for exact limits of a
 /// [`SlidingLog`](crate::SlidingLog) also LINDEX, LLEN, LRANGE, LTRIM, LSET, RPUSH; for [overrides](crate::Overrides) HGET, HSET, HDEL, HLEN,
-/// EXISTS, DEL, ZRANGEBYSCORE; for permits of the service over HTTP PTTL; and HELLO to have its version checked.
+/// EXISTS, DEL, ZRANGEBYSCORE; for exact token buckets, for leaky buckets, and for permits of the service over HTTP PTTL; and HELLO to
+/// have its version checked.
 ///
 /// ```
 /// use std::time::Duration;
