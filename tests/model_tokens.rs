@@ -78,10 +78,15 @@ fn requests_that_all_cost_four_times_their_estimate_owe_no_more_than_was_in_flig
 #[test]
 fn costs_beyond_estimates_that_are_settled_at_once_are_repaid_before_more_is_spent() {
     const SECONDS: u64 = 20;
-    let limit = Limit::new(LIMIT, Quota::per_minute(600_000).burst(100_000));
-    for (count, every_ms, estimate, cost) in
-        [(1, 10, 1000, 4000), (2, 20, 1000, 4000), (1, 50, 100, 5000)]
-    {
+    let (large, small) = ((10_000, 100_000), (10, 20));
+    for ((rate, burst), count, every_ms, estimate, cost) in [
+        (large, 1, 10, 1000, 4000),
+        (large, 2, 20, 1000, 4000),
+        (large, 1, 50, 100, 5000),
+        (small, 1, 50, 1, 4),
+        (small, 4, 100, 1, 4),
+    ] {
+        let limit = Limit::new(LIMIT, Quota::per_second(rate).burst(burst));
         let nodes = VirtualNodes::new(count, std::slice::from_ref(&limit), |builder| builder);
         let (mut spent, step) = (0, Duration::from_millis(every_ms));
         for _ in 0..SECONDS * 1000 / every_ms {
@@ -94,10 +99,14 @@ fn costs_beyond_estimates_that_are_settled_at_once_are_repaid_before_more_is_spe
             }
             nodes.pass(step, step);
         }
-        let most = 100_000 + SECONDS as u32 * 10_000 + 2 * count as u32 * cost;
+        let there_are = (burst + SECONDS * rate) as u32;
+        let most = there_are + 2 * count as u32 * cost;
         println!("{spent} of {most}, {count} nodes, each {every_ms} ms");
         assert!(spent <= most, "{spent} of {most}, {count} nodes, each {every_ms} ms");
-        assert!(spent >= most * 9 / 10, "{spent} of {most}, {count} nodes, each {every_ms} ms");
+        assert!(
+            spent >= there_are * 9 / 10,
+            "{spent} of {most}, {count} nodes, each {every_ms} ms"
+        );
     }
 }
 

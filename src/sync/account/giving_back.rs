@@ -66,9 +66,12 @@ impl Account {
             return before;
         }
         let unused = if before > 2 * rate_used { before - rate_used } else { 0 };
-        // The store wants all refill back once it can give tokens instead, or for a debt.
+        // The store wants all refill back once it can give tokens instead, or for a debt. What nodes owe who have spent on credit and
+        // ahead of their refill, a token each, is repaid beside it.
         let recall = std::mem::take(&mut self.lease.recall);
-        let keeps = recall >= before && !self.level.is_in_debt() && !self.spares_refill(now, terms);
+        let owed = self.cluster.nodes.saturating_mul(i64::from(terms.credit.known) + 1);
+        let owes_more = self.level.owes_more_than(owed.saturating_mul(self.scale.token));
+        let keeps = recall >= before && !owes_more && !self.spares_refill(now, terms);
         let recall = if keeps { 0 } else { recall };
         let rate = if ended { before } else { recall.max(unused).min(before) };
         self.lease.held.rate -= rate;

@@ -140,9 +140,9 @@ impl Level {
         self.view.is_some_and(|view| view.level < scale.burst / 20)
     }
 
-    /// Whether more was spent than there was, by the store's last reply.
-    pub(super) fn is_in_debt(&self) -> bool {
-        self.view.is_some_and(|view| view.level < 0)
+    /// Whether more than so many units are owed by the store's last reply.
+    pub(super) fn owes_more_than(&self, units: i64) -> bool {
+        self.view.is_some_and(|view| view.level < -units)
     }
 
     /// Whether the store has answered since `at`.
