@@ -79,7 +79,7 @@ end
 
 local has_lost = known_birth > 0 and (known_birth ~= birth or known_number > number)
 if has_lost and known_birth == birth then
-  -- These are of an older state: under another name all nodes find that out.
+  -- The records are older than what this node knows. A new birth lets every node find that out.
   birth, is_changed = max(birth + 1, now_us), true
 end
 local count, taken = max(call('HLEN', DATA) - 1, 0) - free, 0

@@ -245,8 +245,8 @@ impl Decision {
             Source::Lease(held) => {
                 let scale = &self.limit.scale;
                 let full_us = held.full_us(scale, self.now);
-                // In the first window what is left of it.
-                self.window_span_us().map_or(full_us, |[_, left_us]| {
+                // The first of these windows is the present one, of which only so much is left.
+                self.window_since_and_left_us().map_or(full_us, |[_, left_us]| {
                     let later_us = full_us.saturating_sub(scale.longest_window_us() as u64);
                     full_us.min(left_us + later_us)
                 })
@@ -336,13 +336,13 @@ impl Decision {
     /// tells nothing: the view is of an earlier window, or an outage policy gives refill.
     fn window_left_us(&self) -> Option<u64> {
         let Source::Lease(held) = &self.source else { return None };
-        let [since_us, left_us] = self.window_span_us()?;
+        let [since_us, left_us] = self.window_since_and_left_us()?;
         let is_of_window = held.view.age(self.now).is_some_and(|age| micros(age) <= since_us);
         (is_of_window && !held.has_refill()).then_some(left_us)
     }
 
     /// Microseconds since a leased fixed window began, and until it ends, by this node's clock.
-    fn window_span_us(&self) -> Option<[u64; 2]> {
+    fn window_since_and_left_us(&self) -> Option<[u64; 2]> {
         let LimitInfo { terms, calendar, window_offset_us, .. } = self.limit;
         let now_us = self.now.as_micros() + window_offset_us;
         let scale = &terms.stored_scale;

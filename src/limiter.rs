@@ -102,8 +102,8 @@ impl Limiter {
         Ok(ActiveLimit { state, definition, info, plan: info.number, max_wait_us, shared })
     }
 
-    /// Waits until every lane of the store has answered and gives leases: what a readiness probe
-    /// should ask. Without a store it is ready at once.
+    /// Waits until every lane of the store has answered and gives leases, and the store has told all overrides or refused to: what
+    /// a readiness probe should ask. Without a store it is ready at once.
     ///
     /// A limiter decides before it is ready too, on credit and then by its outage policy.
     ///
@@ -317,7 +317,8 @@ impl ActiveLimit {
         Ok(self.decide_or_ask_for(key, cost).await)
     }
 
-    /// A decision that is sure, or that nothing can be asked about. `None`: [ask the store](Handle::ask_store).
+    /// A decision; `None`: [ask the store](Handle::ask_store). A look (cost 0) gets one also where it is not sure: who can wait tests
+    /// it by [`is_unsure_look`](ask_store::is_unsure_look).
     #[inline(always)]
     fn decide_if_sure(&self, target: Target<'_>, cost: u32, at: impl Now) -> Option<Decision> {
         let Buckets::Leased(table) = &self.state.buckets else {

@@ -248,7 +248,7 @@ async fn reservation_that_is_refused_in_an_outage_takes_nothing_of_the_share() {
     let limiter = config.builder().store(store.clone()).clock(&clock).build().unwrap();
     let service = Service::new(config, limiter).unwrap();
     store.set_away(true);
-    // Time stands still but while somebody waits for the store.
+    // Time passes only while a request waits.
     let asks = async |path: &'static str, limit: &str, key: &str, cost: u32| {
         let body = json!({"limit": limit, "key": key, "cost": cost});
         let mut asked = Box::pin(ask(&service, path, body));

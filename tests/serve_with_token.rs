@@ -91,7 +91,7 @@ async fn state_of_a_key_has_tokens_here_and_in_the_store() {
     assert_eq!((&pro["store"], &pro["sure"]), (&json!(50), &json!(true)), "it was asked: {pro}");
 }
 
-/// Nobody who looks at a fresh key of a limit without first credit was told that it had its tokens.
+/// A look at a fresh key of a limit without first credit denied it.
 #[tokio::test]
 async fn look_at_a_fresh_key_without_credit_asks_the_store() {
     let redis = RedisServer::start();

@@ -107,7 +107,7 @@ fn look_takes_nothing_of_the_share_of_an_outage() {
 
 /// A log said two windows, and a month four in an outage.
 #[test]
-fn key_that_nodes_share_says_no_more_than_its_window_until_it_is_as_if_never_used() {
+fn reset_after_of_a_shared_key_is_at_most_its_window() {
     let hour = Duration::from_secs(3600);
     let rules: [(Rule, Duration); 3] = [
         (FixedWindow::per_hour(100).into(), hour),

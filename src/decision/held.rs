@@ -69,9 +69,9 @@ impl Held {
     pub(super) fn full_us(&self, scale: &Scale, now: Timestamp) -> u64 {
         let missing = burst(scale).saturating_sub(self.remaining(scale, now)) as i64 + self.owed();
         let full_us = scale.full_us(missing * scale.token);
-        // Records of a log are kept for a window more.
-        let kept_us = if scale.curve == Curve::SlidingLog { scale.fill_us() } else { 0 };
-        full_us.saturating_sub(kept_us)
+        // The scale counts a window more, for which the one before still counts. Of a log nothing counts then.
+        let extra_us = if scale.curve == Curve::SlidingLog { scale.fill_us() } else { 0 };
+        full_us.saturating_sub(extra_us)
     }
 
     /// [`remaining`](Self::remaining), and microseconds until there is a token more.

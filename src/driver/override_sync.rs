@@ -60,7 +60,7 @@ pub(super) struct OverrideSync {
     secret: KeySecret,
     known: Known,
     reading: Reading,
-    /// The store has told all of them once, or cannot.
+    /// The store has told all of them once, or has refused to. Not while it is away.
     has_heard: bool,
     records: HashMap<Vec<u8>, Record>,
     /// To be told to the store.
@@ -110,7 +110,7 @@ impl OverrideSync {
         self.call.is_empty() && self.queue.is_empty() && self.set.is_empty()
     }
 
-    /// Whether the store has told all records once, or has failed to.
+    /// Whether the store has told all records once, or has refused to.
     pub(super) fn has_heard(&self) -> bool {
         self.has_heard
     }
@@ -199,9 +199,8 @@ impl OverrideSync {
             let _ = query.done.send(Err(OverrideError::Store(error.clone())));
         }
         self.lost.extend(std::mem::take(&mut self.sent_lost));
-        let pause_us = INTERVAL_US << self.failures.min(3);
+        let pause_us = INTERVAL_US << self.failures.min(1);
         self.failures += 1;
-        // Lanes tell of a store that is away.
         let is_away = matches!(error, StoreError::TimedOut(_) | StoreError::Unreachable(_));
         // A store that refuses to tell is not waited for.
         self.has_heard |= !is_away;
@@ -210,6 +209,7 @@ impl OverrideSync {
         } else {
             Timestamp::NEVER
         };
+        // Lanes tell of a store that is away.
         if is_away || now < self.refusal_event_from {
             return Vec::new();
         }

@@ -41,11 +41,11 @@ pub(crate) struct LimitOverrides {
     denied: AtomicU64,
 }
 
-/// How a key is blocked after a denial.
+/// A block of a key after a denial.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocked {
     pub(crate) until: Timestamp,
-    /// When a request is worth repeating: then, or once the limit would allow it.
+    /// The later of that and the time at which the limit would allow the denied request.
     pub(crate) retry_at: Timestamp,
 }
 
@@ -141,9 +141,8 @@ impl LimitOverrides {
             return by_key;
         }
         let blocked = self.blocked.get(name).filter(|blocked| now < blocked.until);
-        let block =
-            |blocked: &Blocked| HeldRuling { ruling: InForce::Block, until: blocked.retry_at };
-        blocked.map(|blocked| block(&blocked)).or(by_key)
+        let block = blocked.map(|it| HeldRuling { ruling: InForce::Block, until: it.retry_at });
+        block.or(by_key)
     }
 
     /// What holds by the smallest network that is in force, or else by the longest prefix.

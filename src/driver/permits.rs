@@ -263,6 +263,7 @@ impl PermitKeys {
     ) -> Result<PendingPermit, AcquireError> {
         let (key, (done, answer)) = (PermitKey::from(key), oneshot::channel());
         let ticket = self.act(|state, now| {
+            // Keys of an ended limit never come free: the cap on keys would hide that it has ended.
             if state.has_ended && self.terms.is_shared {
                 return Err(AcquireError::Ended { limit: self.terms.name.clone() });
             }

@@ -88,7 +88,7 @@ impl SlotKey {
         let SlotRequest { cost, within_us, is_again } = request;
         let SlotContext { now, tick_us, nodes, is_on_policy } = context;
         self.collect(rule, now, tick_us);
-        // Slots ahead are of use to requests that wait for them only. To others they would be lost.
+        // Only requests that may wait use slots ahead. Taken for others, the slots would pass unused.
         if !is_again && within_us > 0 {
             self.held.count(cost);
         }

@@ -13,14 +13,14 @@ impl ActiveLimit {
             return decision;
         }
         match self.decide_if_sure(target, cost, self.time()) {
-            Some(decision) if !is_open_look(&decision, cost) => decision,
+            Some(decision) if !is_unsure_look(&decision, cost) => decision,
             _ => self.hold(target.key).ask_store(cost).await,
         }
     }
 }
 
-/// Whether it is a look by what this node has heard of the store, if anything: other nodes may have spent since.
-pub(super) fn is_open_look(decision: &Decision, cost: u32) -> bool {
+/// Whether this is a look that the store can answer better: other nodes may have spent since this one's view.
+pub(super) fn is_unsure_look(decision: &Decision, cost: u32) -> bool {
     cost == 0 && !decision.is_sure() && matches!(decision.source, Source::Lease(_))
 }
 
@@ -31,7 +31,7 @@ impl Handle {
             return self.limit.decide_or_ask(self.target(), cost).await;
         }
         match self.limit.decide_if_sure(self.target(), cost, self.limit.time()) {
-            Some(decision) if !is_open_look(&decision, cost) => decision,
+            Some(decision) if !is_unsure_look(&decision, cost) => decision,
             _ => self.ask_store(cost).await,
         }
     }

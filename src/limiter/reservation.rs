@@ -168,18 +168,20 @@ impl AsyncLimit {
 
 #[cfg(feature = "server")]
 impl AsyncLimit {
-    /// Checks that the store answers, if this node alone is not sure about the key: what an outage policy allows cannot be handed
+    /// Fails if an outage policy would decide about the key and the store does not answer: what a policy allows cannot be handed
     /// over, and does not go back.
-    pub(crate) async fn store_answers_about(&self, key: &str) -> Result<(), StoreError> {
+    pub(crate) async fn check_store_answers(&self, key: &str) -> Result<(), StoreError> {
         let limit = &self.0;
         let is_alone = matches!(limit.state.buckets, Buckets::Alone(_));
-        let needs_no_store = is_alone && !limit.is_decided_by_store();
+        // Of a leaky bucket nothing is reserved.
+        let needs_no_store = is_alone && !limit.is_decided_by_store()
+            || matches!(limit.rule(), Rule::LeakyBucket(_));
         if needs_no_store || limit.decide_or_ask_for(key, 0).await.is_sure() {
             return Ok(());
         }
         let id = RecordId::random().map_err(|error| StoreError::Unreachable(error.to_string()))?;
         let within = Duration::from_micros(limit.state.terms.background_wait_us());
-        // There is no such reservation.
+        // A new id names no reservation: the call only shows that the store answers.
         let question = ReservationRequest::Take { id, taker: Taker::default() };
         tokio::select! {
             biased;

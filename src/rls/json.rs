@@ -67,19 +67,19 @@ pub(super) fn whole<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D
 pub(super) fn some_whole<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<u64>, D::Error> {
-    deserializer.deserialize_any(WholeVisitor)
+    deserializer.deserialize_any(ProtobufWholeVisitor)
 }
 
-/// The whole number that this is, if it is one of those that JSON surely tells.
+/// The whole number that this is, if it is whole and small enough for a double to be exact.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is whole")]
 pub(crate) fn whole_of(number: f64) -> Option<u64> {
     let is_whole = number.fract() == 0.0 && (0.0..=LARGEST_EXACT).contains(&number);
     is_whole.then_some(number as u64)
 }
 
-struct WholeVisitor;
+struct ProtobufWholeVisitor;
 
-impl Visitor<'_> for WholeVisitor {
+impl Visitor<'_> for ProtobufWholeVisitor {
     type Value = Option<u64>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -63,8 +63,8 @@ impl Key for Values<'_, '_> {
             writer.push(b"/");
             unit.map_or(0, |unit| unit.period().as_secs()).write(writer);
         }
-        for (place, value) in self.values.iter().enumerate() {
-            if place > 0 || self.own.is_some() {
+        for (index, value) in self.values.iter().enumerate() {
+            if index > 0 || self.own.is_some() {
                 writer.push(b":");
             }
             writer.push_part_of(|part| value.write(part));

@@ -116,7 +116,9 @@ pub(super) async fn reserve(
         let detail = format!("nothing was reserved: {reason}");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     };
-    let answers = limit.store_answers_about(&asked.key).await;
+    let validated = limit.0.validate_cost_of(&*asked.key, asked.cost);
+    validated.map_err(|error| wrong_cost(&error))?;
+    let answers = limit.check_store_answers(&asked.key).await;
     answers.map_err(|error| unreserved(error.to_string()))?;
     let reservation = match limit.reserve(&*asked.key, asked.cost).await {
         Ok(reservation) => reservation,

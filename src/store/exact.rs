@@ -162,7 +162,8 @@ fn outside_windows(time_us: u64) -> StoreError {
 
 /// What the store has of a key, and how it decides from that.
 trait Record: Sized {
-    /// Whether a record is never forgotten earlier than it would have been before a change: by another rule more may be missing.
+    /// Whether a change keeps the record at least as long as it was kept before: by the rule of before, more may be missing than by
+    /// this one.
     const IS_KEPT_AS_LONG: bool = false;
 
     /// Does what the script does at `time_us`. Returns the numbers of its reply.

@@ -209,7 +209,7 @@ impl OverridesModel {
         let is_other = known.birth != self.known.birth || known.number > self.known.number;
         let has_lost = known.birth > 0 && is_other;
         if has_lost && known.birth == self.known.birth {
-            // These are of an older state: under another name all nodes find that out.
+            // The records are older than what this node knows. A new birth lets every node find that out.
             self.known.birth = now_us.max(known.birth + 1);
         }
         let taken = request.puts.iter().take_while(|put| self.put(put, now_us, most)).count();

@@ -29,7 +29,7 @@ pub(crate) const THREADS_MAX: i64 = 256;
 /// The longest round trip.
 pub(crate) const RTT_MAX: Duration = Duration::from_secs(60);
 /// How long a load lasts at least, unless a flag says otherwise.
-const SECONDS: f64 = 10.0;
+const SECONDS_DEFAULT: f64 = 10.0;
 
 /// What is asked for cannot be run.
 #[derive(Debug, thiserror::Error)]
@@ -147,8 +147,8 @@ pub(crate) struct LoadFlags {
     // No default value here: a strict policy refuses a credit that was given.
     #[arg(long)]
     pub(crate) credit: Option<u32>,
-    /// How long the load lasts: a number of seconds, or a duration such as 2m [default: 10, or until 5 s after the
-    /// scenario's last fault]
+    /// How long the load lasts: a number of seconds, or a duration such as 2m [default: 10, or 5 s after the scenario's
+    /// last fault if that is later]
     #[arg(long, value_parser = seconds, conflicts_with = "trace")]
     seconds: Option<f64>,
     #[command(flatten)]
@@ -330,7 +330,7 @@ impl LoadFlags {
     }
 
     pub(crate) fn seconds(&self) -> f64 {
-        self.seconds.unwrap_or_else(|| SECONDS.max(last_fault_seconds(self.scenario) + 5.0))
+        self.seconds.unwrap_or_else(|| SECONDS_DEFAULT.max(last_fault_seconds(self.scenario) + 5.0))
     }
 
     pub(crate) fn workload(&self) -> Workload {

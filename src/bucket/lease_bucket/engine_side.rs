@@ -116,7 +116,7 @@ impl LeaseBucket {
 
     // ---- the lease ---------------------------------------------------------------------------
 
-    /// Takes at most so many tokens away. Returns how many.
+    /// Takes at most so many tokens away. Returns how many. Not how many are to stay: refill may flow in meanwhile.
     pub(crate) fn withdraw(&self, most: u32) -> u32 {
         let before = self.update(|word| word.with_tokens(word.tokens().saturating_sub(most)));
         before.tokens().min(most)

@@ -66,11 +66,12 @@ impl Account {
             return before;
         }
         let unused = if before > 2 * rate_used { before - rate_used } else { 0 };
-        // The store wants all refill back once it can give tokens instead, or for a debt. What nodes owe who have spent on credit and
-        // ahead of their refill, a token each, is repaid beside it.
+        // The store recalls all refill when it can give tokens instead, or when the key is in debt. A node obeys if tokens would do, or
+        // if the debt is more than credit and overdrawn refill explain: the credit and one token more on each node. A smaller debt is
+        // repaid beside the leases.
         let recall = std::mem::take(&mut self.lease.recall);
-        let owed = self.cluster.nodes.saturating_mul(i64::from(terms.credit.known) + 1);
-        let owes_more = self.level.owes_more_than(owed.saturating_mul(self.scale.token));
+        let usual_debt = self.cluster.nodes.saturating_mul(i64::from(terms.credit.known) + 1);
+        let owes_more = self.level.owes_more_than(usual_debt.saturating_mul(self.scale.token));
         let keeps = recall >= before && !owes_more && !self.spares_refill(now, terms);
         let recall = if keeps { 0 } else { recall };
         let rate = if ended { before } else { recall.max(unused).min(before) };

@@ -51,13 +51,14 @@ impl Account {
         self.apply_lease(given, rate_kept, first_sent, now, terms);
 
         self.judge_early(given, entry, now, terms);
-        let is_in_vain = self.answer_asked(given, now, terms);
+        let gives_unused = self.answer_asked(given, now, terms);
         // While asking early does not help before the next report is due anyway, decisions are spared the
         // notifications.
         let muted = self.schedule.early_from() >= now.plus_micros(terms.tick_us);
         self.renew_credit(given, muted, now, terms);
         self.schedule_report(given, entry, now, terms);
-        if is_in_vain {
+        if gives_unused {
+            // Other nodes can use what this one cannot.
             self.report_by(now);
         }
         self.plan_probe(now, terms);

@@ -68,19 +68,22 @@ impl Account {
 
     /// Answers the callers for whom the batch asked: as many go on as tokens came. While the store withholds
     /// tokens they are answered as if they had not waited. They wait on where others on this node took what came, and
-    /// the store has more. Returns whether tokens came for a request of more than there are on all nodes: they are of no use here.
+    /// the store has more. Returns whether the store gave tokens for a request that costs more than the level: they are to go back at once.
     pub(super) fn answer_asked(&mut self, given: &Given, now: Timestamp, terms: &Terms) -> bool {
-        let (unit, mut is_in_vain) = (terms.scale.token, false);
+        let (unit, mut gives_unused) = (terms.scale.token, false);
         let mut later = self.callers.waiting.split_off(self.callers.asked);
         let mut waiting = VecDeque::new();
         for waiter in std::mem::take(&mut self.callers.waiting) {
             let Waiter { ticket, cost, .. } = waiter;
             if cost == 0 {
                 let here = self.decide(0, false, now);
-                let verdict = Verdict::of(here.is_allowed() || given.available >= unit);
-                let is_told = given.withheld == Withheld::Nothing;
-                let told = SpendResult { verdict, is_sure: true, ..here };
-                self.answer(ticket, 0, if is_told { told } else { here });
+                let result = if given.withheld == Withheld::Nothing {
+                    let verdict = Verdict::of(here.is_allowed() || given.available >= unit);
+                    SpendResult { verdict, is_sure: true, ..here }
+                } else {
+                    here
+                };
+                self.answer(ticket, 0, result);
                 continue;
             }
             let is_too_much = i64::from(cost).saturating_mul(unit) > given.level;
@@ -88,7 +91,7 @@ impl Account {
                 // Its cost says nothing of what is needed here.
                 self.count_denial(1);
                 self.callers.answers.push(CallerAnswer { ticket, allowed: false, sure: true });
-                is_in_vain |= given.tokens > 0;
+                gives_unused |= given.tokens > 0;
                 continue;
             }
             let result = self.decide(cost, true, now);
@@ -110,7 +113,7 @@ impl Account {
         waiting.append(&mut later);
         self.callers.waiting = waiting;
         self.callers.asked = 0;
-        is_in_vain
+        gives_unused
     }
 
     /// Callers who wait are answered by the outage policy.
@@ -143,7 +146,7 @@ mod tests {
         account.wait(waiter, false, now);
         account.report(&"x".into(), &terms, now, false);
         let available = available * terms.scale.token;
-        let given = Given { available, level: available, ..Given::default() };
+        let given = Given { available, level: terms.scale.burst, ..Given::default() };
         account.answer_asked(&given, now, &terms);
         assert_eq!(account.callers.waiting.is_empty(), !account.callers.answers.is_empty());
         account.take_answers()

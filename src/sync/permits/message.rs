@@ -8,8 +8,8 @@ const EPOCH_US: u64 = 1_000_000;
 pub(crate) const LEASE_US: u64 = 2 * EPOCH_US;
 /// How long a message may be without an answer: a renewal that is lost is sent again before the lease ends.
 pub(crate) const CALL_MAX_US: u64 = LEASE_US / 4;
-/// How long a free permit is kept for a node that waits and does not ask. A node asks again once it is answered: one that is far
-/// from the store keeps its place too.
+/// How long after its last message a node that waits keeps its place. At least [`CALL_MAX_US`]: a node asks again only when it was
+/// answered.
 const PLACE_US: u64 = 500_000;
 /// How long a node may pass on a permit beyond its even part, from caller to caller, while another node waits.
 const SLICE_US: u64 = 100_000;

@@ -73,17 +73,17 @@ fn within(points: &[Point], bounds: &Bounds) -> Vec<usize> {
     (0..points.len()).filter(keeps).collect()
 }
 
-/// The index of the point to use, if one keeps the bounds. One that does not wait, if one falls short by about as little as the
-/// best of them, also while something is broken. Of those that wait, or of those that do not, that fall short by about as
-/// little as the best of these: one that waits about as seldom as the best; of these, one that takes about as few store calls
-/// as the cheapest; and of these, the one of the shortest interval, because it knows soonest what the others spend.
+/// The index of the point to use, if one keeps the bounds. First: ways that do not wait, if one of them falls short by about as
+/// little as the best point, also while something is broken; else ways that wait. Among these, in turn: about the least
+/// shortfall, about the fewest waits, about the fewest store calls, the shortest interval (its nodes learn soonest what the others
+/// spend).
 pub(crate) fn recommended(points: &[Point], bounds: &Bounds) -> Option<usize> {
     let worst = |index: usize| &points[index].worst;
     let waits = |index: usize| points[index].way.waits();
     let within = within(points, bounds);
-    let may_not_wait = near_best(points, &within).into_iter().any(|index| !waits(index));
-    let family = within.into_iter().filter(|&index| waits(index) != may_not_wait);
-    let mut left = near_best(points, &family.collect::<Vec<_>>());
+    let need_not_wait = near_best(points, &within).into_iter().any(|index| !waits(index));
+    let alike = within.into_iter().filter(|&index| waits(index) != need_not_wait);
+    let mut left = near_best(points, &alike.collect::<Vec<_>>());
     keep_near_least(&mut left, |index| worst(index).waited_pct, |least| least + SLACK_PCT);
     let near_calls = |least| least * (1.0 + CALLS_SLACK);
     keep_near_least(&mut left, |index| worst(index).store_calls_per_second, near_calls);
@@ -139,10 +139,11 @@ pub(crate) fn reason(points: &[Point], bounds: &Bounds, longest_tick_s: f64) -> 
     } else {
         String::new()
     };
+    let wait = if way.waits() { "wait" } else { "do not wait" };
     format!(
         "policy {} at {interval_ms} ms: at worst {:.2} tokens more than the limit allows ({} \
          tolerated) and {:.2}% less than an ideal limiter admits, for {:.1} store calls a second; \
-         {waiting}.{faulty} Why: of the choices that keep to what is tolerated, and wait or do not wait as this one, those within \
+         {waiting}.{faulty} Why: of the choices within what is tolerated that, like this one, {wait} for the store, those within \
          {SLACK_PCT} point of the best ({FAULTY_SLACK_PCT} while something is broken) were taken; \
          of these, those with about the fewest store calls; and of these, the shortest interval, \
          because its nodes learn soonest what the others spend.{longer}",
