@@ -82,7 +82,7 @@ if is_allowed and not is_look and (record or not is_return) then
 end
 if is_written and not is_look then
   local keep_ms = ceil((max(free_us + 1, now) - server_us + keep_us) / 1000)
-  if record then keep_ms = max(keep_ms, call('PTTL', KEYS[1])) end
+  if record and not is_reset then keep_ms = max(keep_ms, call('PTTL', KEYS[1])) end
   call('SET', KEYS[1], struct.pack(FORMAT, MAGIC, free_us, free_part, now, rate, token, burst), 'PX', keep_ms)
 end
 return struct.pack('<dddd', is_allowed and 1 or 0, now, free_us - now, free_part)

@@ -318,7 +318,7 @@ impl ActiveLimit {
     }
 
     /// A decision; `None`: [ask the store](Handle::ask_store). A look (cost 0) gets one also where it is not sure: who can wait tests
-    /// it by [`is_unsure_look`](ask_store::is_unsure_look).
+    /// it by [`is_unsure_look`](Self::is_unsure_look).
     #[inline(always)]
     fn decide_if_sure(&self, target: Target<'_>, cost: u32, at: impl Now) -> Option<Decision> {
         let Buckets::Leased(table) = &self.state.buckets else {

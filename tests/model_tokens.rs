@@ -100,7 +100,7 @@ fn costs_beyond_estimates_that_are_settled_at_once_are_repaid_before_more_is_spe
             nodes.pass(step, step);
         }
         let there_are = (burst + SECONDS * rate) as u32;
-        let most = there_are + 2 * count as u32 * cost;
+        let most = there_are + 3 * count as u32 * cost;
         println!("{spent} of {most}, {count} nodes, each {every_ms} ms");
         assert!(spent <= most, "{spent} of {most}, {count} nodes, each {every_ms} ms");
         assert!(

@@ -336,6 +336,10 @@ async fn key_is_blocked_for_a_while_after_a_denial() -> Outcome {
     assert!(slow.check("a").is_allowed());
     assert_eq!(slow.check("a").retry_after(), 3600 * SECOND, "its token comes later than that");
     assert_eq!(slow.check("a").retry_after(), 3600 * SECOND, "and is told again");
+    let limit = Limit::new("large", Quota::per_hour(100)).local().block_for(60 * SECOND);
+    let large = Limiter::builder().limit(limit).clock(&clock).build()?.limit("large")?;
+    assert!(large.check_n("a", 60)?.is_allowed() && large.check_n("a", 60)?.is_denied());
+    assert_eq!(large.check("a").retry_after(), 60 * SECOND, "there are 40 tokens then");
     clock.advance(30 * SECOND);
     let again = slow.check("a");
     assert_eq!((again.is_override(), again.retry_after()), (true, 3570 * SECOND));

@@ -202,8 +202,8 @@ impl OverrideSync {
         let pause_us = INTERVAL_US << self.failures.min(1);
         self.failures += 1;
         let is_away = matches!(error, StoreError::TimedOut(_) | StoreError::Unreachable(_));
-        // A store that refuses to tell is not waited for.
-        self.has_heard |= !is_away;
+        // A store that refuses to tell is not waited for, but one that is loading is.
+        self.has_heard |= matches!(error, StoreError::Denied(_) | StoreError::ForeignKey { .. });
         self.due_at = if self.is_shared || !self.queue.is_empty() || !self.set.is_empty() {
             now.plus_micros(pause_us.min(BACKOFF_MAX_US))
         } else {

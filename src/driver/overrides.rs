@@ -45,7 +45,7 @@ pub(crate) struct LimitOverrides {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Blocked {
     pub(crate) until: Timestamp,
-    /// The later of that and the time at which the limit would allow the denied request.
+    /// The later of that and the time at which the limit would allow a request of one token.
     pub(crate) retry_at: Timestamp,
 }
 

@@ -13,15 +13,18 @@ impl ActiveLimit {
             return decision;
         }
         match self.decide_if_sure(target, cost, self.time()) {
-            Some(decision) if !is_unsure_look(&decision, cost) => decision,
+            Some(decision) if !self.is_unsure_look(&decision, cost) => decision,
             _ => self.hold(target.key).ask_store(cost).await,
         }
     }
-}
 
-/// Whether this is a look that the store can answer better: other nodes may have spent since this one's view.
-pub(super) fn is_unsure_look(decision: &Decision, cost: u32) -> bool {
-    cost == 0 && !decision.is_sure() && matches!(decision.source, Source::Lease(_))
+    /// Whether this is a look that the store can answer better: other nodes may have spent since this one's view, or the store had
+    /// tokens then. Where the limit has plans it is not asked: who asks for a key names its plan, and a look changes nothing.
+    pub(super) fn is_unsure_look(&self, decision: &Decision, cost: u32) -> bool {
+        let Source::Lease(held) = &decision.source else { return false };
+        let is_unsure = !decision.is_sure() || decision.is_denied() && held.view.tokens() > 0;
+        cost == 0 && is_unsure && !self.state.definition().limit.has_plans()
+    }
 }
 
 impl Handle {
@@ -31,7 +34,7 @@ impl Handle {
             return self.limit.decide_or_ask(self.target(), cost).await;
         }
         match self.limit.decide_if_sure(self.target(), cost, self.limit.time()) {
-            Some(decision) if !is_unsure_look(&decision, cost) => decision,
+            Some(decision) if !self.limit.is_unsure_look(&decision, cost) => decision,
             _ => self.ask_store(cost).await,
         }
     }

@@ -288,7 +288,7 @@ impl ActiveLimit {
                 if decision.sure && cost > 0 && block_us > 0 {
                     let now = self.state.clock.now();
                     let until = now.plus_micros(block_us);
-                    let retry_at = until.max(now.plus_micros(micros(decision.retry_after())));
+                    let retry_at = until.max(now.plus_micros(micros(decision.left_after(1))));
                     let blocked = Blocked { until, retry_at };
                     let is_blocked = self.state.overrides.block(name, blocked, OVERRIDES_MAX);
                     if is_blocked && micros(decision.retry_after()) < block_us {

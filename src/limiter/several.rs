@@ -8,7 +8,6 @@ use std::task::Poll;
 
 use smallvec::SmallVec;
 
-use super::ask_store::is_unsure_look;
 use super::together::part::{Part, Patience, USUAL, fewer_left};
 use super::together::{ask_all, decide_all};
 use super::{ActiveLimit, AsyncLimit, Limiter};
@@ -220,7 +219,7 @@ pub(super) async fn ask_for_decision(parts: &[Part<'_>]) -> Option<Decision> {
     let mut all: Option<Decision> = None;
     for part in parts {
         let look = match part.look() {
-            Some(look) if !is_unsure_look(&look, 0) => look,
+            Some(look) if !part.limit.is_unsure_look(&look, 0) => look,
             _ => part.ask().await,
         };
         all = Some(all.map_or(look, |one| less_allowed(one, look)));

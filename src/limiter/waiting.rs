@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::ask_store::is_unsure_look;
 use super::overrides::LookedUp;
 use super::slots::SlotsOf;
 use super::{ActiveLimit, Handle, Target};
@@ -278,7 +277,7 @@ impl ActiveLimit {
         // Another request may have been quicker: then this one waits too.
         let decision = self.decide_if_sure(target, cost, self.time());
         let is_known = |decision: &Decision| !has_queue || decision.is_allowed();
-        decision.filter(is_known).filter(|decision| !is_unsure_look(decision, cost))
+        decision.filter(is_known).filter(|decision| !self.is_unsure_look(decision, cost))
     }
 
     /// How long a request of this limit may wait for its slot.

@@ -234,7 +234,10 @@ fn decide_in<R: Record>(records: &mut Records<R>, request: &ExactRequest, time_u
     let ExactRequest { limit, key, .. } = request;
     let name = (limit.rule.algorithm(), &*limit.name, key.clone());
     let (mut record, kept_until_us) = match records.remove(&name) {
-        Some((record, until_us)) => (Some(record), if R::IS_KEPT_AS_LONG { until_us } else { 0 }),
+        Some((record, until_us)) => {
+            let is_kept = R::IS_KEPT_AS_LONG && request.deed != Deed::Reset;
+            (Some(record), if is_kept { until_us } else { 0 })
+        }
         None => (None, 0),
     };
     let numbers = request.numbers(KEEP_US);

@@ -520,19 +520,29 @@ fn bucket_that_filled_up_by_a_small_plan_has_no_more_by_a_large_one() {
 fn record_that_another_rule_wrote_is_forgotten_no_earlier_than_before() {
     let (small, large) = (limit(Quota::per_second(10)), limit(Quota::per_hour(1000)));
     let mut model = ExactModel::default();
-    let mut ask = |(limit, rule): (&'static LimitInfo, _), cost, now| {
+    let ask = |model: &mut ExactModel, (limit, rule): (&'static LimitInfo, _), cost, now| {
         let key = b"key"[..].into();
         let (deed, slot_within_us, windows) = (Deed::Ask, 0, None);
         model.expire(now);
         let request = ExactRequest { limit, rule, key, cost, deed, slot_within_us, windows };
         model.decide(&request, now).unwrap().is_allowed
     };
-    assert!(ask(large, 1000, BEGIN_US));
-    assert!(!ask(small, 1, BEGIN_US + 1));
-    assert!(!ask(large, 11, BEGIN_US + 2_000_000), "ten have flowed in");
-    assert!(ask(large, 10, BEGIN_US + 2_000_000));
+    assert!(ask(&mut model, large, 1000, BEGIN_US));
+    assert!(!ask(&mut model, small, 1, BEGIN_US + 1));
+    assert!(!ask(&mut model, large, 11, BEGIN_US + 2_000_000), "ten have flowed in");
+    assert!(ask(&mut model, large, 10, BEGIN_US + 2_000_000));
+    // A reset forgets all of it.
+    let deed = Deed::Reset;
+    let (limit, rule) = small;
+    let key = b"key"[..].into();
+    let reset = ExactRequest { limit, rule, key, cost: 0, deed, slot_within_us: 0, windows: None };
+    model.decide(&reset, BEGIN_US + 2_000_001).unwrap();
+    assert!(ask(&mut model, large, 1000, BEGIN_US + 2_010_000));
     let hour_us = 3_600_000_000;
-    assert!(ask(large, 1000, BEGIN_US + 2_000_000 + hour_us), "it is full, and forgotten");
+    assert!(
+        ask(&mut model, large, 1000, BEGIN_US + 2_010_000 + hour_us),
+        "it is full, and forgotten"
+    );
 }
 
 /// A denied request converted the bucket, and forgot that it had: it refilled by the old plan until something was allowed.

@@ -67,8 +67,8 @@ impl Account {
         }
         let unused = if before > 2 * rate_used { before - rate_used } else { 0 };
         // The store recalls all refill when it can give tokens instead, or when the key is in debt. A node obeys if tokens would do, or
-        // if the debt is more than credit and overdrawn refill explain: the credit and one token more on each node. A smaller debt is
-        // repaid beside the leases.
+        // if the debt is more than credit and overdrawn refill explain: the credit and one token more on each node. A smaller debt
+        // stays while nodes need their refill.
         let recall = std::mem::take(&mut self.lease.recall);
         let usual_debt = self.cluster.nodes.saturating_mul(i64::from(terms.credit.known) + 1);
         let owes_more = self.level.owes_more_than(usual_debt.saturating_mul(self.scale.token));

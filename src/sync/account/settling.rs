@@ -77,7 +77,7 @@ impl Account {
 
     /// Charges what a request cost beyond its estimate: first what this node holds, and the rest is owed.
     fn charge_beyond(&mut self, tokens: u32, now: Timestamp) {
-        self.collect(now, true);
+        self.collect(now, false);
         let mut held = 0;
         if self.policy.is_none() && now < self.lease.ends {
             self.bucket.mint_tokens(now, self.scale.token);
