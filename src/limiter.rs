@@ -301,7 +301,7 @@ impl ActiveLimit {
 
     /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
     /// alone cannot be sure: see [`check_sure`](Self::check_sure). A cost of 0 tells what
-    /// a request of one token would be told.
+    /// a request of one token would be told; of a limit with plans that this node is not sure of, what it knows.
     ///
     /// # Errors
     ///

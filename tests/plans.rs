@@ -303,6 +303,21 @@ fn plan_of_a_node_that_is_gone_gives_way_to_that_which_callers_go_on_naming() {
     assert!(again > 3500, "{again}");
 }
 
+/// A look under the default plan asked the store for that plan, and all nodes followed it for a minute.
+#[test]
+fn look_that_waits_changes_no_plan_and_takes_nothing_of_it() {
+    let cluster = Cluster::new(&limit(Quota::per_hour(5).burst(5), Quota::per_hour(50).burst(50)));
+    assert!(cluster.wait(cluster.limit(0, "large").check_sure("key")).is_allowed());
+    cluster.pass(2 * SECOND, STEP);
+    for node in 1..NODES {
+        let look = cluster.wait(cluster.limit(node, "").check_sure_n("key", 0));
+        assert!(!look.unwrap().is_sure(), "it is not asked about");
+    }
+    cluster.pass(2 * SECOND, STEP);
+    let drained = cluster.drain(0, "large");
+    assert!((45..=50).contains(&drained), "{drained} of 49");
+}
+
 #[test]
 fn debt_of_a_bucket_stays_under_another_plan() {
     let per_hour = |tokens| Quota::per_hour(tokens).burst(100);
