@@ -300,8 +300,8 @@ impl ActiveLimit {
     }
 
     /// Decides about one request of `key` that costs `cost` tokens, all or none, and asks the store if this node
-    /// alone cannot be sure: see [`check_sure`](Self::check_sure). A cost of 0 tells what
-    /// a request of one token would be told; of a limit with plans that this node is not sure of, what it knows.
+    /// alone cannot be sure: see [`check_sure`](Self::check_sure). A cost of 0 is as in
+    /// [`check_n`](Self::check_n), and asks the store only if the key would be denied for want of its word.
     ///
     /// # Errors
     ///
@@ -318,7 +318,7 @@ impl ActiveLimit {
     }
 
     /// A decision; `None`: [ask the store](Handle::ask_store). A look (cost 0) gets one also where it is not sure: who can wait tests
-    /// it by [`is_unsure_look`](Self::is_unsure_look).
+    /// a denial by [`is_unsure_look`](Self::is_unsure_look).
     #[inline(always)]
     fn decide_if_sure(&self, target: Target<'_>, cost: u32, at: impl Now) -> Option<Decision> {
         let Buckets::Leased(table) = &self.state.buckets else {

@@ -2,6 +2,8 @@
 
 use tokio::sync::oneshot;
 
+#[cfg(feature = "server")]
+use super::AsyncLimit;
 use super::{ActiveLimit, Handle, Target};
 use crate::bucket::{OVERFLOW, Verdict};
 use crate::decision::{Decision, Source};
@@ -18,12 +20,16 @@ impl ActiveLimit {
         }
     }
 
-    /// Whether this is a look that the store can answer better: other nodes may have spent since this one's view, or the store had
-    /// tokens then. Where the limit has plans it is not asked: who asks for a key names its plan, and a look changes nothing.
+    /// Whether this is a look that would deny only because this node has no word of the store, or although the store had tokens. Where
+    /// the limit has plans the store is not asked: who asks for a key names its plan, and a look changes nothing.
     pub(super) fn is_unsure_look(&self, decision: &Decision, cost: u32) -> bool {
         let Source::Lease(held) = &decision.source else { return false };
-        let is_unsure = !decision.is_sure() || decision.is_denied() && held.view.tokens() > 0;
-        cost == 0 && is_unsure && !self.state.definition().limit.has_plans()
+        let may_be_wrong = !decision.is_sure() || held.view.tokens() > 0;
+        cost == 0 && decision.is_denied() && may_be_wrong && !self.has_plans()
+    }
+
+    fn has_plans(&self) -> bool {
+        self.state.definition().limit.has_plans()
     }
 }
 
@@ -84,5 +90,19 @@ impl Handle {
         let left = bucket.mint_tokens(now, limit.state.terms.scale.token);
         let result = bucket.result(Verdict::of(allowed), sure, left);
         limit.lease_decision(&result, cost, now)
+    }
+}
+
+#[cfg(feature = "server")]
+impl AsyncLimit {
+    /// How a key stands by the store's word, unless this node is sure, or the limit has plans.
+    pub(crate) async fn look_by_store(&self, key: &str) -> Decision {
+        let limit = &self.0;
+        let look = limit.decide_or_ask_for(key, 0).await;
+        if look.is_sure() || !matches!(look.source, Source::Lease(_)) || limit.has_plans() {
+            return look;
+        }
+        let (planned, name) = (limit.planned_for(key), limit.shared.secret.name(key));
+        limit.after_rule(&name, 0, planned.hold(&name).ask_store(0).await)
     }
 }

@@ -125,8 +125,11 @@ impl<'a> Limited<'a> {
     pub(super) async fn status(&self, deadline: Option<Instant>) -> Status {
         let is_owed = self.charge_rule == ChargeRule::InFull;
         // Where nothing is owed, a look only tells: it takes none of the time that the charges have.
-        let patience = if is_owed { patience(deadline) } else { Patience::None };
-        let decision = self.part(0, patience).ask().await;
+        let decision = if is_owed {
+            self.part(0, patience(deadline)).look_by_store().await
+        } else {
+            self.part(0, Patience::None).ask().await
+        };
         let is_over =
             !self.is_negative && decision.is_denied() && (is_owed || decision.is_override());
         status(&self.limit, Outcome { is_over, is_charged: false, decision: Some(&decision) })

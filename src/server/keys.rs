@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::check::{Answer, millis, wrong_cost};
+use super::check::{Answer, millis};
 use super::extract::{LimitName, Parameters};
 use super::problem::{PROBLEM_JSON, Problem, ProblemBody};
 use super::running::Running;
@@ -94,9 +94,7 @@ pub(super) async fn show(
 ) -> Result<Json<KeyState>, Problem> {
     let in_force = running.in_force.load_full();
     let limit = running.limit(&in_force, &name, plan.as_deref()).map_err(Problem::outside)?;
-    let decision =
-        limit.check_sure_n(&key, 0).await.map_err(|error| wrong_cost(&error).outside())?;
-    Ok(Json(KeyState::new(&decision)))
+    Ok(Json(KeyState::new(&limit.look_by_store(&key).await)))
 }
 
 /// Lets a key be as if it had never been used, in all processes that share the limit.

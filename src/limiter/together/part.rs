@@ -232,6 +232,19 @@ impl<'a> Part<'a> {
     }
 }
 
+#[cfg(feature = "server")]
+impl Part<'_> {
+    /// How the key stands by the store's word, unless this node is sure.
+    pub(crate) async fn look_by_store(&self) -> Decision {
+        let look = self.ask().await;
+        if self.cost > 0 || look.is_sure() || !matches!(look.source, Source::Lease(_)) {
+            return look;
+        }
+        let limit = self.asking();
+        limit.after_rule(self.key, 0, limit.hold(self.key).ask_store(0).await)
+    }
+}
+
 /// What matters of a look before anything is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Glance {
