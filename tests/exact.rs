@@ -163,8 +163,7 @@ async fn record_outlives_a_smaller_quota_so_that_the_larger_one_gives_no_fresh_b
     assert!(limit.check_sure("a").await.is_denied(), "it keeps what it has");
     let left: u64 = server.command(&["PTTL", "tg2:{tidegate/tb:x:a}"]).parse().unwrap();
     assert!(left > 3_500_000, "{left} ms");
-    let full = Duration::from_millis(1100);
-    tokio::time::sleep(full).await;
+    tokio::time::sleep(Duration::from_millis(1100)).await;
     assert!(limit.check_sure("a").await.is_allowed(), "the small quota has filled it up");
     let left: u64 = server.command(&["PTTL", "tg2:{tidegate/tb:x:a}"]).parse().unwrap();
     assert!(left > 3_500_000, "{left} ms");

@@ -12,15 +12,20 @@ use virtual_nodes::VirtualNodes;
 
 const MILLI: Duration = Duration::from_millis(1);
 
+/// The algorithms whose keys nodes hold tokens of.
+fn hourly(tokens: u64) -> [Rule; 4] {
+    [
+        Quota::per_hour(tokens).into(),
+        FixedWindow::per_hour(tokens).into(),
+        SlidingWindow::per_hour(tokens).into(),
+        SlidingLog::per_hour(tokens).into(),
+    ]
+}
+
 /// The node whose large request was denied held all tokens for a second, or for as long as its client came again.
 #[test]
 fn request_for_more_than_there_is_leaves_the_tokens_to_other_nodes() {
-    let rules: [Rule; 4] = [
-        Quota::per_hour(1000).into(),
-        FixedWindow::per_hour(1000).into(),
-        SlidingWindow::per_hour(1000).into(),
-        SlidingLog::per_hour(1000).into(),
-    ];
+    let rules = hourly(1000);
     for (rule, used, large) in
         rules.into_iter().flat_map(|rule| [(rule, 200, 900), (rule, 600, 500)])
     {
@@ -46,12 +51,7 @@ fn request_for_more_than_there_is_leaves_the_tokens_to_other_nodes() {
 /// A node told of a key what it had heard of the store, or that it had no token where it had heard nothing.
 #[test]
 fn look_that_waits_is_told_what_one_token_would_be_told_and_spends_nothing() {
-    let rules: [Rule; 4] = [
-        Quota::per_hour(100).into(),
-        FixedWindow::per_hour(100).into(),
-        SlidingWindow::per_hour(100).into(),
-        SlidingLog::per_hour(100).into(),
-    ];
+    let rules = hourly(100);
     for limit in rules.map(|rule| Limit::new("api", rule).strict()) {
         let nodes = VirtualNodes::new(2, std::slice::from_ref(&limit), |builder| builder);
         let [one, other] = [0, 1].map(|node| nodes.nodes[node].limit("api").unwrap());
