@@ -194,7 +194,12 @@ fn proxy(
         (Fault::Clock(_), _) => ScriptProxy::start(server.port(), with_own_clock).map(Some),
         (Fault::Mixed, Some(other)) => {
             let other = other.to_owned();
-            ScriptProxy::start(server.port(), move |_| other.clone()).map(Some)
+            // Overrides and permits have scripts of their own.
+            let change = move |script: &str| match script.starts_with("-- bucket-") {
+                true => other.clone(),
+                false => script.to_owned(),
+            };
+            ScriptProxy::start(server.port(), change).map(Some)
         }
         _ => Ok(None),
     }

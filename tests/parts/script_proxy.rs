@@ -9,6 +9,7 @@
     reason = "the proxy is a part of the outside world: it owns its threads"
 )]
 
+use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,8 +29,8 @@ pub(crate) struct ScriptProxy {
 struct State {
     upstream_port: u16,
     change: Box<dyn Fn(&str) -> String + Send + Sync>,
-    /// The hash by which the server knows the changed script, once a client has sent it.
-    hash: Mutex<Option<Vec<u8>>>,
+    /// By the hash that clients call a script by: the one by which the server knows the changed script.
+    hashes: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
     changed: AtomicU64,
 }
 
@@ -44,7 +45,7 @@ impl ScriptProxy {
         let state = Arc::new(State {
             upstream_port,
             change: Box::new(change),
-            hash: Mutex::default(),
+            hashes: Mutex::default(),
             changed: AtomicU64::new(0),
         });
         let shared = state.clone();
@@ -91,7 +92,7 @@ fn carry(client: &mut impl BufRead, server: &mut impl Write, state: &State) -> i
             if name.eq_ignore_ascii_case(b"EVAL") {
                 *script = state.change(script)?;
             } else if name.eq_ignore_ascii_case(b"EVALSHA") {
-                *script = state.known().unwrap_or_else(|| NO_SCRIPT.to_vec());
+                *script = state.known(script).unwrap_or_else(|| NO_SCRIPT.to_vec());
             }
         }
         server.write_all(&encode(&words))?;
@@ -100,28 +101,34 @@ fn carry(client: &mut impl BufRead, server: &mut impl Write, state: &State) -> i
 }
 
 impl State {
-    fn known(&self) -> Option<Vec<u8>> {
-        let hash = self.hash.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        self.changed.fetch_add(u64::from(hash.is_some()), Ordering::Relaxed);
-        hash
+    fn known(&self, hash: &[u8]) -> Option<Vec<u8>> {
+        let hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = hashes.get(&hash.to_ascii_lowercase()).cloned();
+        self.changed.fetch_add(u64::from(changed.is_some()), Ordering::Relaxed);
+        changed
     }
 
-    /// The changed script; asks the server for its hash, by which it is called from then on.
+    /// The changed script; asks the server for both hashes, and calls it by its own from then on.
     fn change(&self, script: &[u8]) -> io::Result<Vec<u8>> {
         let changed = (self.change)(&String::from_utf8_lossy(script)).into_bytes();
+        let (hash, hash_of_changed) = (self.load(script)?, self.load(&changed)?);
+        let mut hashes = self.hashes.lock().unwrap_or_else(PoisonError::into_inner);
+        hashes.insert(hash, hash_of_changed);
+        Ok(changed)
+    }
+
+    fn load(&self, script: &[u8]) -> io::Result<Vec<u8>> {
         let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, self.upstream_port))?;
-        let load = [b"SCRIPT".to_vec(), b"LOAD".to_vec(), changed.clone()];
+        let load = [b"SCRIPT".to_vec(), b"LOAD".to_vec(), script.to_vec()];
         server.write_all(&encode(&load))?;
         let mut reader = BufReader::new(server);
         let (mut head, mut hash) = (String::new(), String::new());
         reader.read_line(&mut head)?;
         if !head.starts_with('$') {
-            return Err(io::Error::other(format!("the changed script does not load: {head}")));
+            return Err(io::Error::other(format!("a script does not load: {head}")));
         }
         reader.read_line(&mut hash)?;
-        let hash = hash.trim_end().as_bytes().to_vec();
-        *self.hash.lock().unwrap_or_else(PoisonError::into_inner) = Some(hash);
-        Ok(changed)
+        Ok(hash.trim_end().as_bytes().to_vec())
     }
 }
 
