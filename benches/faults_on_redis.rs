@@ -195,9 +195,9 @@ fn proxy(
         (Fault::Mixed, Some(other)) => {
             let other = other.to_owned();
             // Overrides and permits have scripts of their own.
-            let change = move |script: &str| match script.starts_with("-- bucket-") {
-                true => other.clone(),
-                false => script.to_owned(),
+            let change = move |script: &str| {
+                let is_ours = script.starts_with("-- bucket-");
+                if is_ours { other.clone() } else { script.to_owned() }
             };
             ScriptProxy::start(server.port(), change).map(Some)
         }

@@ -502,7 +502,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
   local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW =
     FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW
-  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddddddd'
+  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
@@ -558,6 +558,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       unpack_numbers(ENTRY_FORMAT, batch, at)
     local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
     local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
+    local unspent, unspent_stamp_us = 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
     local has_refill_ended, is_reset = false, false
     at = next_at
@@ -569,7 +570,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
           return nil
         end
         debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, refunded,
-          refunded_from_us, window_begins_us, window_ends_us, at = unpack_numbers(REST_FORMAT, batch, at)
+          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_stamp_us, at =
+            unpack_numbers(REST_FORMAT, batch, at)
       end
     end
     if quotas[number] ~= terms then
@@ -684,7 +686,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
             beyond, beyond_before, previous, slots, stamp_us, level, unleased, after_silence,
             leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
         if curve == CALENDAR_WINDOW then
+          ended_us = previous
           level, previous = rare.open_window(level, previous, burst, window_us, window_begins_us, window_ends_us)
+          if previous ~= ended_us then beyond, beyond_before = 0, 0 end
         end
       end
       if leased0 + leased1 == 0 and depth0 + depth1 == 0 and out0 == 0 and out1 == 0
@@ -815,6 +819,23 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     if debt > 0 then
       debt = min(debt * token, 2^52)
       level, unleased = max(level - debt, -2^52), unleased - debt
+    end
+    if unspent > 0 and not anew and unspent_stamp_us >= birth_us then
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      local ended_us = (floor(unspent_stamp_us / wanted_epoch_us) + 2) * wanted_epoch_us
+      if ended_us > stamp_us then
+        unspent = 0
+      elseif curve == TOKEN_BUCKET then
+        -- Refill of the time since may have filled the bucket without them.
+        local flowed = min(rate * (stamp_us - ended_us), 2^52)
+        unspent = floor(max(min(unspent * token, 2^52) - flowed, 0) / token)
+      elseif curve == SLIDING_LOG then
+        slots = slots or {}
+        rare.logs().settle(slots, burst, window_us, level, stamp_us)
+      end
+      local _
+      level, _, beyond = rare.refund(level, 0, beyond, unspent, curve, token, burst, window_us, previous,
+        stamp_us, ended_us, window_begins_us, window_ends_us)
     end
     if taken > 0 then
       level = max(min(level, 0), level - taken)

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::Contender;
 use crate::message::{
-    BatchVerdict, Entry, Grant, Header, Held, Incarnation, Knowledge, Reply, Request, Times,
+    Backdated, BatchVerdict, Entry, Grant, Header, Held, Incarnation, Knowledge, Reply, Request,
+    Times,
 };
 use crate::quota::{Curve, Scale};
 use crate::server::Server;
@@ -130,9 +131,9 @@ impl Node {
             lost: held.rate * 25,
             back_rate: 0,
             spent_before: 0,
-            refunded: 0,
-            refunded_from_us: 0,
+            refunded: Backdated::default(),
             window_span_us: [0; 2],
+            unspent: Backdated::default(),
             back_depth: 0,
             held,
             demand: SCALE.rate / 2,

@@ -6,7 +6,7 @@ use super::{Bytes, replace};
 use crate::quota::{Curve, Scale};
 use crate::store::redis::SYNC_CODE;
 use crate::sync::message::{
-    Entry, Header, Held, Incarnation, Knowledge, NUMBER_MAX, Reply, Request, Times,
+    Backdated, Entry, Header, Held, Incarnation, Knowledge, NUMBER_MAX, Reply, Request, Times,
 };
 
 /// A server whose memory the target fills and empties.
@@ -169,16 +169,16 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         restore: bytes.one_in(4),
         claim: (bytes.one_in(2)).then(|| amount(bytes)),
         spent_before: 0,
-        refunded: 0,
-        refunded_from_us: 0,
+        refunded: Backdated::default(),
         window_span_us: [0; 2],
+        unspent: Backdated::default(),
         reset: false,
     };
     // What has no bytes of its own: older inputs keep their meaning.
     let mut entry = Entry {
         spent_before: entry.spent / 2,
-        refunded: entry.debt / 2,
-        refunded_from_us: entry.held.stamp_us,
+        refunded: Backdated { tokens: entry.debt / 2, from_us: entry.held.stamp_us },
+        unspent: Backdated { tokens: entry.allowed / 2, from_us: entry.held.stamp_us },
         reset: entry.spent % 5 == 4,
         ..entry
     };

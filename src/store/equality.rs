@@ -17,8 +17,8 @@ use super::redis::RedisStore;
 use crate::error::StoreError;
 use crate::quota::{Curve, Quota, Scale};
 use crate::sync::message::{
-    BatchVerdict, Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Reply, Request,
-    Times,
+    Backdated, BatchVerdict, Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Reply,
+    Request, Times,
 };
 
 mod edges;
@@ -166,6 +166,14 @@ fn scales(limit: usize) -> [Scale; 3] {
         11 => windows([calendar; 3]),
         12 => windows([sliding, calendar, fixed]),
         limit => quotas[limit].map(|quota| quota.scale("x").expect("it can be kept")),
+    }
+}
+
+/// Tokens that go back now and then, from a time of late.
+fn backdated(random: &mut Random, tokens: i64, time_us: i64) -> Backdated {
+    Backdated {
+        tokens: if random.one_in(3) { random.amount(tokens) } else { 0 },
+        from_us: time_us - random.among(&[0, 10, 20_000, 2_000_000, 9_000_000]),
     }
 }
 
@@ -454,9 +462,9 @@ impl World {
             back_rate: random.amount(held_rate),
             back_depth: random.amount(tokens / 4),
             spent_before: if random.one_in(2) { random.amount(tokens) } else { 0 },
-            refunded: if random.one_in(3) { random.amount(tokens) } else { 0 },
-            refunded_from_us: self.time_us - random.among(&[0, 10, 20_000, 2_000_000]),
+            refunded: backdated(random, tokens, self.time_us),
             window_span_us: told_window(random, &scale, self.time_us),
+            unspent: backdated(random, tokens, self.time_us),
             held: Held {
                 rate: held_rate,
                 depth: random.amount(tokens / 4),
@@ -582,9 +590,9 @@ fn empty_entry(scale: Scale) -> Entry {
         back_rate: 0,
         back_depth: 0,
         spent_before: 0,
-        refunded: 0,
-        refunded_from_us: 0,
+        refunded: Backdated::default(),
         window_span_us: [0; 2],
+        unspent: Backdated::default(),
         held: Held::default(),
         demand: 0,
         needed: 0,

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use crate::bucket::BucketRef;
 use crate::limit::{LimitInfo, QuotaOf, Terms};
 use crate::quota::{Curve, Scale};
-use crate::sync::message::{Entry, Given};
+use crate::sync::message::{Backdated, Entry, Given};
 use crate::time::{Timestamp, micros};
 
 mod agreed_quota;
@@ -396,6 +396,8 @@ impl Account {
 
     /// Another quota is in force than `before`.
     fn leave_windows_of(&mut self, before: Scale, now: Timestamp) {
+        // By how much the bucket has risen since a lease ended is not known any more.
+        self.spending.unsent.unspent = Backdated::default();
         if before.curve == Curve::SlidingWindow {
             if before.window_us() != self.stored_scale().window_us() {
                 // The windows of another definition are others.

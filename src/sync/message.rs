@@ -80,6 +80,28 @@ pub(crate) struct Held {
     pub tag: i64,
 }
 
+/// Tokens that go back, and the time of the store from which they do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Backdated {
+    pub tokens: i64,
+    pub from_us: i64,
+}
+
+impl Backdated {
+    /// Adds tokens of another time: all of them go back from the earlier one.
+    pub(crate) fn add(&mut self, other: Self) {
+        if other.tokens > 0 {
+            let from_us = if self.tokens > 0 { self.from_us } else { other.from_us };
+            self.tokens += other.tokens;
+            self.from_us = from_us.min(other.from_us);
+        }
+    }
+
+    fn bounded(self) -> Self {
+        Self { tokens: natural(self.tokens), from_us: natural(self.from_us) }
+    }
+}
+
 /// One key of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -109,12 +131,14 @@ pub(crate) struct Entry {
     /// Of `spent`, the tokens that were spent before the end of the window in which the lease was renewed last.
     pub spent_before: i64,
     /// Tokens charged by earlier reports, or by this one, that were not used after all.
-    pub refunded: i64,
-    /// The lane's time, at the earliest, when the first of these requests was decided.
-    pub refunded_from_us: i64,
+    /// The first of these requests was decided at `from_us` of the lane's time, or later.
+    pub refunded: Backdated,
     /// The window of a calendar that it is now by the node's reckoning, if the limit's windows are: when it began and when
     /// it ends.
     pub window_span_us: [i64; 2],
+    /// Tokens of the lease that was given at `from_us`, which has ended: the store counted them as spent, and this node never
+    /// spent them.
+    pub unspent: Backdated,
     /// What is still held after that.
     pub held: Held,
     /// The demand to register, in units per microsecond.
@@ -247,7 +271,7 @@ impl Request {
 }
 
 /// Numbers of an entry's rest.
-const REST_NUMBERS: usize = 12;
+const REST_NUMBERS: usize = 14;
 const HEADER_BYTES: usize = 16 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
 const QUOTA_BYTES: usize = 2 + 6 * 8;
@@ -365,9 +389,9 @@ impl Entry {
             back_rate: natural(self.back_rate),
             back_depth: natural(self.back_depth),
             spent_before: natural(self.spent_before),
-            refunded: natural(self.refunded),
-            refunded_from_us: natural(self.refunded_from_us),
+            refunded: self.refunded.bounded(),
             window_span_us: self.window_span_us.map(natural),
+            unspent: self.unspent.bounded(),
             held: Held {
                 rate: natural(self.held.rate),
                 depth: natural(self.held.depth),
@@ -437,10 +461,12 @@ impl Entry {
             self.back_depth,
             self.needed,
             self.spent_before,
-            self.refunded,
-            self.refunded_from_us,
+            self.refunded.tokens,
+            self.refunded.from_us,
             self.window_span_us[0],
             self.window_span_us[1],
+            self.unspent.tokens,
+            self.unspent.from_us,
         ]
     }
 }

@@ -6,7 +6,7 @@ use crate::sync::message::Entry;
 /// Puts an absurd number into a random field.
 pub(super) fn spoil(entry: &mut Entry, random: &mut Random) {
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
-    let fields: [&mut i64; 26] = [
+    let fields: [&mut i64; 28] = [
         &mut entry.scale.rate,
         &mut entry.scale.token,
         &mut entry.scale.burst,
@@ -22,8 +22,10 @@ pub(super) fn spoil(entry: &mut Entry, random: &mut Random) {
         &mut entry.held.rate,
         &mut entry.back_depth,
         &mut entry.spent_before,
-        &mut entry.refunded,
-        &mut entry.refunded_from_us,
+        &mut entry.refunded.tokens,
+        &mut entry.refunded.from_us,
+        &mut entry.unspent.tokens,
+        &mut entry.unspent.from_us,
         &mut entry.held.depth,
         &mut entry.held.outstanding,
         &mut entry.held.stamp_us,

@@ -377,6 +377,9 @@ impl Key {
         let debt = entry.debt.saturating_mul(token).min(NUMBER_MAX);
         self.level = (self.level - debt).max(-NUMBER_MAX);
         self.unleased -= debt;
+        if !anew {
+            self.take_back_unspent(entry);
+        }
         if entry.taken > 0 {
             let taken = |units: i64| units.min(0).max(units - entry.taken);
             (self.level, self.unleased) = (taken(self.level), taken(self.unleased));
@@ -508,7 +511,7 @@ pub(super) fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::sync::message::Held;
+    use crate::sync::message::{Backdated, Held};
 
     /// A record of a window of a second with 1000 tokens, brought up to date at 10.5 s.
     pub(crate) fn sliding(previous: i64, leased: i64) -> Key {
@@ -571,9 +574,9 @@ pub(super) mod tests {
             back_rate: 0,
             back_depth: 0,
             spent_before,
-            refunded: 0,
-            refunded_from_us: 0,
+            refunded: Backdated::default(),
             window_span_us: [0; 2],
+            unspent: Backdated::default(),
             held: Held { stamp_us, ..Held::default() },
             demand: 0,
             needed: 0,

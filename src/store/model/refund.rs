@@ -1,33 +1,56 @@
 //! Charges that are taken back: some, or all.
 
-use super::key::Key;
-use crate::quota::Curve;
-use crate::sync::message::Entry;
+use super::key::{Key, flow};
+use crate::quota::{Curve, Scale};
+use crate::sync::message::{Backdated, Entry, NUMBER_MAX};
 
 impl Key {
     /// Takes back charges of tokens that were not used: the level rises, up to what it would be without charges. Of a window
     /// that has ended nothing comes back.
     pub(super) fn refund(&mut self, entry: &Entry) {
-        if entry.refunded == 0 {
+        if entry.refunded.tokens > 0 && self.take_back(entry.refunded, entry) {
+            self.charged = (self.charged - entry.refunded.tokens).max(0);
+        }
+    }
+
+    /// Takes back what the end of a lease has charged and its node never spent.
+    pub(super) fn take_back_unspent(&mut self, entry: &Entry) {
+        let Scale { rate, token, curve, .. } = self.scale;
+        let Backdated { mut tokens, from_us: stamp_us } = entry.unspent;
+        let ended_us = (stamp_us / entry.epoch_us + 2) * entry.epoch_us;
+        let has_charged = stamp_us >= self.birth_us && ended_us <= self.stamp_us;
+        if tokens == 0 || !has_charged {
             return;
         }
+        if curve == Curve::Refill {
+            // Refill of the time since may have filled the bucket without them.
+            let flowed = flow(0, rate, self.stamp_us - ended_us, NUMBER_MAX);
+            let units = tokens.saturating_mul(token).min(NUMBER_MAX);
+            tokens = (units - flowed).max(0) / token;
+        }
+        self.take_back(Backdated { tokens, from_us: ended_us }, entry);
+    }
+
+    /// Takes tokens back if the window from which they go back is the one now. Returns whether it is.
+    fn take_back(&mut self, back: Backdated, entry: &Entry) -> bool {
+        let Backdated { tokens, from_us } = back;
         if self.scale.curve == Curve::SlidingLog {
             // What was spent now is charged now; what goes back is of the oldest charges.
             self.slots.settle(&self.scale, self.level, self.stamp_us);
         }
-        if !self.is_of_window_now(entry) {
-            return;
+        if !self.is_in_window_now(from_us, entry) {
+            return false;
         }
         let most = match self.scale.curve {
             Curve::SlidingWindow => self.scale.burst - self.counted(self.previous, self.stamp_us),
             _ => self.scale.burst,
         };
         // What was spent beyond the burst, because another plan had allowed it, comes first: it is not in the level.
-        let of_beyond = entry.refunded.min(self.beyond[0]);
+        let of_beyond = tokens.min(self.beyond[0]);
         self.beyond[0] -= of_beyond;
-        let units = (entry.refunded - of_beyond).saturating_mul(self.scale.token);
+        let units = (tokens - of_beyond).saturating_mul(self.scale.token);
         self.level = self.level.max(self.level.saturating_add(units).min(most));
-        self.charged = (self.charged - entry.refunded).max(0);
+        true
     }
 
     /// The key is as if it had never been used, but for what is leased: that is still outstanding.
@@ -35,19 +58,19 @@ impl Key {
         (self.level, self.previous, self.beyond) = (self.scale.burst, 0, [0; 2]);
     }
 
-    /// Whether all of it was decided in the window that it is now.
-    fn is_of_window_now(&self, entry: &Entry) -> bool {
+    /// Whether `from_us` is in the window that it is now.
+    fn is_in_window_now(&self, from_us: i64, entry: &Entry) -> bool {
         let [begins_us, ends_us] = entry.window_span_us;
         match self.scale.curve {
             Curve::Refill => true,
             // A charge that has left is not taken back: those that are left are of others.
-            Curve::SlidingLog => self.stamp_us - entry.refunded_from_us < self.scale.window_us(),
+            Curve::SlidingLog => self.stamp_us - from_us < self.scale.window_us(),
             Curve::FixedWindow | Curve::SlidingWindow => {
                 let window_us = self.scale.window_us();
-                self.stamp_us / window_us == entry.refunded_from_us / window_us
+                self.stamp_us / window_us == from_us / window_us
             }
             Curve::CalendarWindow => {
-                self.window_ends_us == ends_us && entry.refunded_from_us >= begins_us && ends_us > 0
+                self.window_ends_us == ends_us && from_us >= begins_us && ends_us > 0
             }
         }
     }

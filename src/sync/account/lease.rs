@@ -2,7 +2,7 @@
 
 use crate::bucket::{Lease, MAX_TOKENS, OUTLIVES_REFILL};
 use crate::quota::{Curve, OWN_UNITS_MAX, Scale, converted};
-use crate::sync::message::{Entry, Given, Held, OUTSTANDING_MAX, outstanding_least};
+use crate::sync::message::{Backdated, Entry, Given, Held, OUTSTANDING_MAX, outstanding_least};
 use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 
 /// How much faster or slower than the store's a node's clock may run: 500 parts per million.
@@ -37,6 +37,8 @@ pub(super) struct LeaseState {
     pub(super) recall: i64,
     /// Depth that the store has registered and the bucket does not have.
     pub(super) kept_depth: i64,
+    /// Tokens of it with which an outage policy began: it tells itself what it did not spend.
+    pub(super) left_to_policy: i64,
     /// The next report registers the lease anew.
     pub(super) restore: bool,
     /// The store has lost the key and does not give yet: until it does, no depth is given back. Claims assume that
@@ -57,6 +59,7 @@ impl LeaseState {
             forfeited: 0,
             recall: 0,
             kept_depth: 0,
+            left_to_policy: 0,
             restore: false,
             is_registering: false,
         }
@@ -158,6 +161,7 @@ impl LeaseState {
         self.window_counted = Timestamp::NEVER;
         self.recall = given.recall;
         self.restore = false;
+        self.left_to_policy = 0;
     }
 
     /// The store has adopted another plan: it counts refill of the old one until its window's end, and none after that.
@@ -174,11 +178,37 @@ impl LeaseState {
         self.held.tag = 0;
     }
 
+    /// What was never spent of the lease that `entry` says is held and that has ended, in tokens: what was outstanding then, and
+    /// counts as spent in the store, less the entry's spending, `spent` after it, and what was left to an outage policy.
+    pub(super) fn unspent(
+        &self,
+        entry: &Entry,
+        spent: i64,
+        stored: &Scale,
+        token: i64,
+        epoch_us: u64,
+    ) -> Backdated {
+        let held = entry.held;
+        // What was outstanding is not known once it is registered anew.
+        let given_us = given_us(&held, epoch_us).filter(|_| !entry.restore);
+        let Some(from_us) = given_us else { return Backdated::default() };
+        let until_us = stored.refill_until_us(held.stamp_us, (held.tag + 2) * epoch_us as i64);
+        let flowed = (held.rate + entry.back_rate).saturating_mul(until_us - held.stamp_us);
+        let outstanding = held.outstanding.saturating_add(flowed) / token;
+        let spent = entry.spent + spent + self.left_to_policy;
+        Backdated { tokens: (outstanding - spent).max(0), from_us }
+    }
+
     /// The store still has leased what a report gave back that was never applied.
     pub(super) fn take_back(&mut self, entry: &Entry) {
         self.held.rate += entry.back_rate;
         self.held.depth += entry.back_depth;
     }
+}
+
+/// When the lease was given that is `held`, by the store's time. `None` if it does not end two epochs of `epoch_us` later, as leases do.
+pub(super) fn given_us(held: &Held, epoch_us: u64) -> Option<i64> {
+    (held.stamp_us / epoch_us as i64 == held.tag).then_some(held.stamp_us)
 }
 
 /// Leased refill of which the store still knew when it applied `entry`.

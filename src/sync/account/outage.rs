@@ -1,10 +1,12 @@
 //! What a key lives on while the store is away.
 
 use super::Account;
+use super::lease::given_us;
 use super::policy::{Outage, PolicyInForce, flow};
 use crate::bucket::{Lease, MAX_TOKENS, UNLIMITED_RATE};
 use crate::limit::{OutagePolicy, Terms};
 use crate::quota::Curve;
+use crate::sync::message::Backdated;
 use crate::time::Timestamp;
 
 impl Account {
@@ -37,6 +39,7 @@ impl Account {
         let is_alive = self.outlives(outage, terms);
         let left = i64::from(self.bucket.withdraw(u32::MAX));
         let own = if is_alive { left } else { 0 };
+        let own_given_us = given_us(&self.lease.held, terms.epoch_us);
         let (rate, depth, loan) = self.policy_terms(terms, is_alive, nodes);
         let open = terms.outage == OutagePolicy::Open;
         let refilled =
@@ -47,9 +50,14 @@ impl Account {
         let tokens = if open { depth } else { own + begun / unit };
         let fraction = if open { 0 } else { begun % unit };
         let admitted_before = self.spending.unsent.allowed;
-        let policy = PolicyInForce { entered: now, rate, depth, begun, own, admitted_before };
+        let mut policy =
+            PolicyInForce { entered: now, rate, depth, begun, own, own_given_us, admitted_before };
         let amended = self.bucket.amend(now, policy.lease(), tokens, fraction, unit);
         self.lease.remainder = amended.remainder;
+        // The rest had no room.
+        policy.own = own.min(amended.units / unit);
+        policy.begun = begun.min(amended.units - policy.own * unit);
+        self.lease.left_to_policy = policy.own;
         self.policy = Some(policy);
         self.answer_by_policy(now);
         // A share of a burst that is smaller than the cluster is a token all the same.
@@ -114,5 +122,9 @@ impl Account {
             _ => admitted - policy.own * unit,
         };
         unsent.taken = unsent.taken.saturating_add(taken.max(0));
+        let unspent = (-taken).clamp(0, policy.own * unit) / unit;
+        if let Some(from_us) = policy.own_given_us {
+            unsent.unspent.add(Backdated { tokens: unspent, from_us });
+        }
     }
 }

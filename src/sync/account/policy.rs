@@ -25,6 +25,8 @@ pub(super) struct PolicyInForce {
     pub(super) begun: i64,
     /// What was left of the lease, in tokens: the store counts it as spent.
     pub(super) own: i64,
+    /// When that lease was given, by the store's time, if it ends as leases do.
+    pub(super) own_given_us: Option<i64>,
     /// Tokens that had been admitted under earlier policies, and not been reported.
     pub(super) admitted_before: i64,
 }

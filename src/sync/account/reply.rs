@@ -34,13 +34,21 @@ impl Account {
         }
         let installed = self.drift(given, entry, now, terms);
         self.level.observe_growth(given, entry, self.cluster.nodes, now, terms);
+        let stored = self.stored_scale();
         if given.void {
             // The store counted all that was leased as spent.
             let unsent = &mut self.spending.unsent;
-            unsent.allowed += std::mem::take(&mut unsent.spent);
+            let spent = std::mem::take(&mut unsent.spent);
+            unsent.allowed += spent;
+            unsent.unspent.add(self.lease.unspent(
+                entry,
+                spent,
+                &stored,
+                self.scale.token,
+                terms.epoch_us,
+            ));
             unsent.spent_before = 0;
         }
-        let stored = self.stored_scale();
         self.lease.renew(given, entry, first_sent, stored, self.scale.token);
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
         let window = self.stored_window(given, terms);

@@ -3,6 +3,7 @@
 use super::Account;
 use crate::limit::Terms;
 use crate::quota::{Curve, OWN_UNITS_MAX};
+use crate::sync::message::Backdated;
 use crate::time::Timestamp;
 
 /// What is settled of a request that was allowed.
@@ -116,7 +117,7 @@ impl Account {
             left -= spent + debt;
         }
         match from_us {
-            Some(from_us) => unsent.give_back(left, from_us),
+            Some(from_us) => unsent.refunded.add(Backdated { tokens: left, from_us }),
             None => return left as u32,
         }
         0
@@ -184,6 +185,6 @@ mod tests {
         assert_eq!(account.settle(unused, at(3_000), Some(1), at(3_000), &terms), 0);
         account.collect(at(4_000), true);
         let unsent = account.spending.unsent;
-        assert_eq!((account.spending.tokens(), unsent.refunded), (10, 40));
+        assert_eq!((account.spending.tokens(), unsent.refunded.tokens), (10, 40));
     }
 }

@@ -1,6 +1,6 @@
 //! What decisions have spent of one key and no batch has reported.
 
-use crate::sync::message::Entry;
+use crate::sync::message::{Backdated, Entry};
 use crate::time::Timestamp;
 
 /// An account is opened within so long after the decision that it is opened for.
@@ -20,20 +20,9 @@ pub(super) struct Unsent {
     /// Units that outage policies took out of the bucket.
     pub(super) taken: i64,
     /// Of what was spent, in this report or an earlier one: not used after all.
-    pub(super) refunded: i64,
-    /// The lane's time, at the earliest, when the first of these requests was decided.
-    pub(super) refunded_from_us: i64,
-}
-
-impl Unsent {
-    /// Adds tokens that were not used, of requests that were decided at `from_us` or later.
-    pub(super) fn give_back(&mut self, tokens: i64, from_us: i64) {
-        if tokens > 0 {
-            let first_us = if self.refunded > 0 { self.refunded_from_us } else { from_us };
-            self.refunded += tokens;
-            self.refunded_from_us = first_us.min(from_us);
-        }
-    }
+    pub(super) refunded: Backdated,
+    /// Never spent, of a lease that has ended: the store counted it as spent.
+    pub(super) unspent: Backdated,
 }
 
 /// What has been spent, and the credit that some of it was spent on.
@@ -100,6 +89,7 @@ impl Spending {
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
         self.unsent.taken += entry.taken;
-        self.unsent.give_back(entry.refunded, entry.refunded_from_us);
+        self.unsent.refunded.add(entry.refunded);
+        self.unsent.unspent.add(entry.unspent);
     }
 }

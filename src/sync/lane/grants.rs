@@ -89,9 +89,11 @@ impl Lane {
             context.event(Event::RecordLost { limit: context.limit_name(limit) });
         }
         let windows = (self.accounts[slot].stored_scale(), terms.calendar);
-        if entry.refunded > 0 && !is_same_window(windows, entry.refunded_from_us, given.stamp_us) {
+        if entry.refunded.tokens > 0
+            && !is_same_window(windows, entry.refunded.from_us, given.stamp_us)
+        {
             // It came when their window had ended.
-            let tokens = entry.refunded.clamp(0, u32::MAX.into()) as u32;
+            let tokens = entry.refunded.tokens.clamp(0, u32::MAX.into()) as u32;
             context.event(Event::NotGivenBack { limit: context.limit_name(limit), tokens });
         }
         let (leaving, is_returning) = (self.leaving, self.silence.is_returning);
