@@ -302,8 +302,10 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     local until_us = now_us
     if until_us < stamp_us then until_us = stamp_us end
     local epoch, at_us = floor(stamp_us / epoch_us), stamp_us
+    -- What was spent of a lease was spent before it ended: not in a window that begins then.
+    local early_us = is_windows and 1 or 0
     for alive = 2, 0, -1 do
-      local ends_us = (epoch + 3 - alive) * epoch_us
+      local ends_us = (epoch + 3 - alive) * epoch_us - early_us
       if alive == 0 or ends_us > until_us then ends_us = until_us end
       if ends_us > at_us then
         local passed_us = ends_us - at_us
@@ -478,7 +480,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
 
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
     adopt = adopt, pass_beyond = pass_beyond, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
-    window_ends_us = window_ends_us, charge_window_before = charge_window_before, open_window = open_window,
+    window_ends_us = window_ends_us, counted = counted, charge_window_before = charge_window_before, open_window = open_window,
     refund = refund }
 end
 
@@ -502,7 +504,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
   local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW =
     FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW
-  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddddddddd'
+  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<ddddddddddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
@@ -558,7 +560,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       unpack_numbers(ENTRY_FORMAT, batch, at)
     local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
     local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
-    local unspent, unspent_stamp_us = 0, 0
+    local unspent, unspent_stamp_us, taken_before = 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
     local has_refill_ended, is_reset = false, false
     at = next_at
@@ -570,7 +572,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
           return nil
         end
         debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, refunded,
-          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_stamp_us, at =
+          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_stamp_us, taken_before, at =
             unpack_numbers(REST_FORMAT, batch, at)
       end
     end
@@ -822,8 +824,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     end
     if unspent > 0 and not anew and unspent_stamp_us >= birth_us then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
-      local ended_us = (floor(unspent_stamp_us / wanted_epoch_us) + 2) * wanted_epoch_us
-      if ended_us > stamp_us then
+      local ended_us = (floor(unspent_stamp_us / wanted_epoch_us) + 2) * wanted_epoch_us - 1
+      if ended_us >= stamp_us then
         unspent = 0
       elseif curve == TOKEN_BUCKET then
         -- Refill of the time since may have filled the bucket without them.
@@ -836,6 +838,13 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       local _
       level, _, beyond = rare.refund(level, 0, beyond, unspent, curve, token, burst, window_us, previous,
         stamp_us, ended_us, window_begins_us, window_ends_us)
+    end
+    if taken_before > 0 and curve == SLIDING_WINDOW then
+      -- It lowers the level by as much as it still counts for.
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      local counted_before = rare.counted(previous, token, window_us, stamp_us)
+      previous = previous + min(taken_before, max(burst - previous, 0))
+      taken = taken + rare.counted(previous, token, window_us, stamp_us) - counted_before
     end
     if taken > 0 then
       level = max(min(level, 0), level - taken)

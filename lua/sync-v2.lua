@@ -58,7 +58,7 @@
 
 local WIRE_VERSION, MAGIC_LETTER, ENTRIES_MAX = 2, 'T', 250
 local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddddc16c24', 16 * 8 + 16 + 24
-local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 14 * 8
+local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 15 * 8
 local LANE_FORMAT, LANE_BYTES = '<c2dddddddddc24', #MAGIC + 9 * 8 + 24
 -- What a lane that waits has, or one that was ever lost.
 local TROUBLED_FORMAT, TROUBLED_BYTES = '<dddddd', 6 * 8

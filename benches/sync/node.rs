@@ -127,6 +127,7 @@ impl Node {
             debt: 0,
             allowed: 0,
             taken: 0,
+            taken_before: 0,
             returned: 0,
             lost: held.rate * 25,
             back_rate: 0,

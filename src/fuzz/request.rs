@@ -157,6 +157,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         debt: amount(bytes),
         allowed: amount(bytes),
         taken: amount(bytes),
+        taken_before: 0,
         returned: amount(bytes),
         lost: amount(bytes),
         back_rate: amount(bytes),
@@ -177,6 +178,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
     // What has no bytes of its own: older inputs keep their meaning.
     let mut entry = Entry {
         spent_before: entry.spent / 2,
+        taken_before: entry.taken / 2,
         refunded: Backdated { tokens: entry.debt / 2, from_us: entry.held.stamp_us },
         unspent: Backdated { tokens: entry.allowed / 2, from_us: entry.held.stamp_us },
         reset: entry.spent % 5 == 4,

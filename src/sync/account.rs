@@ -59,12 +59,12 @@ use callers::Callers;
 pub(crate) use callers::{CallerAnswer, Waiter};
 pub(crate) use decision_counts::DecisionCounts;
 use history::History;
-pub(crate) use lease::CLOCK_ERROR_DIVISOR;
 use lease::LeaseState;
+pub(crate) use lease::{CLOCK_ERROR_DIVISOR, WINDOW_MARGIN_US};
 pub(crate) use level::Installed;
 use level::{Level, StoreView};
-pub(crate) use policy::Outage;
 use policy::PolicyInForce;
+pub(crate) use policy::{Outage, PolicyWindow};
 use resets::Resets;
 pub(crate) use resets::{ResetOutcome, ResetWaiter};
 pub(crate) use schedule::Agenda;
@@ -266,7 +266,7 @@ impl Account {
         Agenda {
             due,
             newcomer_due,
-            lease_ends: self.lease_ends().unwrap_or(Timestamp::NEVER),
+            lease_ends: self.lease_ends().unwrap_or(self.policy_turns()),
             wait_ends: self.wait_ends(),
             pending: self.pending(),
             depth: self.lease.held.depth,
@@ -329,7 +329,7 @@ impl Account {
     /// Whether something is to be reported before the store gives what it has.
     pub(crate) fn is_owing(&self) -> bool {
         let is_owing =
-            self.lease.restore || self.policy.is_some() || self.spending.unsent.taken > 0;
+            self.lease.restore || self.policy.is_some() || self.spending.unsent.has_taken();
         is_owing && !self.quota.is_refused
     }
 

@@ -120,6 +120,8 @@ pub(crate) struct Entry {
     /// What outage policies took out of the bucket, in units: subtracted from the level, which it
     /// does not bring below zero.
     pub taken: i64,
+    /// The same, in the sliding window before the one now: charged to that.
+    pub taken_before: i64,
     /// Outstanding units that the node gives back.
     pub returned: i64,
     /// Outstanding units that the node neither holds nor has spent.
@@ -271,7 +273,7 @@ impl Request {
 }
 
 /// Numbers of an entry's rest.
-const REST_NUMBERS: usize = 14;
+const REST_NUMBERS: usize = 15;
 const HEADER_BYTES: usize = 16 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
 const QUOTA_BYTES: usize = 2 + 6 * 8;
@@ -384,6 +386,7 @@ impl Entry {
             debt: natural(self.debt),
             allowed: natural(self.allowed),
             taken: natural(self.taken),
+            taken_before: natural(self.taken_before),
             returned: natural(self.returned),
             lost: natural(self.lost),
             back_rate: natural(self.back_rate),
@@ -467,6 +470,7 @@ impl Entry {
             self.window_span_us[1],
             self.unspent.tokens,
             self.unspent.from_us,
+            self.taken_before,
         ]
     }
 }

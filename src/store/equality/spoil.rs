@@ -6,7 +6,7 @@ use crate::sync::message::Entry;
 /// Puts an absurd number into a random field.
 pub(super) fn spoil(entry: &mut Entry, random: &mut Random) {
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
-    let fields: [&mut i64; 28] = [
+    let fields: [&mut i64; 29] = [
         &mut entry.scale.rate,
         &mut entry.scale.token,
         &mut entry.scale.burst,
@@ -16,6 +16,7 @@ pub(super) fn spoil(entry: &mut Entry, random: &mut Random) {
         &mut entry.debt,
         &mut entry.allowed,
         &mut entry.taken,
+        &mut entry.taken_before,
         &mut entry.returned,
         &mut entry.lost,
         &mut entry.back_rate,

@@ -146,8 +146,10 @@ impl Key {
         }
         let (now_us, before_us) = (now_us.max(self.stamp_us), self.stamp_us);
         let (mut at_us, began) = (before_us, self.epoch());
+        // What was spent of a lease was spent before it ended: not in a window that begins then.
+        let early_us = i64::from(self.is_windows());
         for alive in [2, 1, 0] {
-            let ends_us = (began + 3 - alive as i64) * self.epoch_us;
+            let ends_us = (began + 3 - alive as i64) * self.epoch_us - early_us;
             let until_us = if alive > 0 { ends_us.min(now_us) } else { now_us };
             if until_us > at_us {
                 self.pass(alive, at_us, until_us);
@@ -357,6 +359,16 @@ impl Key {
         before - (self.counted(self.previous, self.stamp_us) - counted_before)
     }
 
+    /// Charges what outage policies took in the window before to that window. Returns by how much the level falls.
+    fn take_window_before(&mut self, taken: i64) -> i64 {
+        if self.scale.curve != Curve::SlidingWindow {
+            return 0;
+        }
+        let counted_before = self.counted(self.previous, self.stamp_us);
+        self.previous += taken.min((self.scale.burst - self.previous).max(0));
+        self.counted(self.previous, self.stamp_us) - counted_before
+    }
+
     /// The node knows more of the key than the record does: of what can be leased the lower holds, and
     /// what the node holds was there beside it.
     fn claim(&mut self, entry: &Entry, outstanding: i64) {
@@ -380,9 +392,10 @@ impl Key {
         if !anew {
             self.take_back_unspent(entry);
         }
-        if entry.taken > 0 {
-            let taken = |units: i64| units.min(0).max(units - entry.taken);
-            (self.level, self.unleased) = (taken(self.level), taken(self.unleased));
+        let taken = entry.taken + self.take_window_before(entry.taken_before);
+        if taken > 0 {
+            let less = |units: i64| units.min(0).max(units - taken);
+            (self.level, self.unleased) = (less(self.level), less(self.unleased));
         }
         if !anew {
             self.refund(entry);
@@ -569,6 +582,7 @@ pub(super) mod tests {
             debt: 0,
             allowed: 0,
             taken: 0,
+            taken_before: 0,
             returned: 0,
             lost: 0,
             back_rate: 0,

@@ -17,8 +17,8 @@ impl Key {
     pub(super) fn take_back_unspent(&mut self, entry: &Entry) {
         let Scale { rate, token, curve, .. } = self.scale;
         let Backdated { mut tokens, from_us: stamp_us } = entry.unspent;
-        let ended_us = (stamp_us / entry.epoch_us + 2) * entry.epoch_us;
-        let has_charged = stamp_us >= self.birth_us && ended_us <= self.stamp_us;
+        let ended_us = (stamp_us / entry.epoch_us + 2) * entry.epoch_us - 1;
+        let has_charged = stamp_us >= self.birth_us && ended_us < self.stamp_us;
         if tokens == 0 || !has_charged {
             return;
         }

@@ -218,6 +218,7 @@ pub(crate) enum Agreement {
 fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
     Entry {
         taken: convert(entry.taken),
+        taken_before: convert(entry.taken_before),
         returned: convert(entry.returned),
         lost: convert(entry.lost),
         back_rate: convert(entry.back_rate),

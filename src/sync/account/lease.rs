@@ -9,7 +9,7 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 pub(crate) const CLOCK_ERROR_DIVISOR: u64 = 2000;
 /// A node closes a window so much before it ends. So the engine can collect before the store's window ends, even if it
 /// wakes late.
-const WINDOW_MARGIN_US: u64 = 2000;
+pub(crate) const WINDOW_MARGIN_US: u64 = 2000;
 
 /// The lease of one key, and what its next report has to say of it.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! What a key lives on while the store is away.
 
 use super::Account;
-use super::lease::given_us;
-use super::policy::{Outage, PolicyInForce, flow};
+use super::lease::{WINDOW_MARGIN_US, given_us};
+use super::policy::{Outage, PolicyInForce, PolicyWindow, flow};
 use crate::bucket::{Lease, MAX_TOKENS, UNLIMITED_RATE};
 use crate::limit::{OutagePolicy, Terms};
 use crate::quota::Curve;
@@ -50,8 +50,18 @@ impl Account {
         let tokens = if open { depth } else { own + begun / unit };
         let fraction = if open { 0 } else { begun % unit };
         let admitted_before = self.spending.unsent.allowed;
-        let mut policy =
-            PolicyInForce { entered: now, rate, depth, begun, own, own_given_us, admitted_before };
+        let mut policy = PolicyInForce {
+            entered: now,
+            is_share: terms.outage == OutagePolicy::Share,
+            rate,
+            depth,
+            begun,
+            own,
+            own_given_us,
+            admitted_before,
+            window: None,
+            taken_before: (0, 0),
+        };
         let amended = self.bucket.amend(now, policy.lease(), tokens, fraction, unit);
         self.lease.remainder = amended.remainder;
         // The rest had no room.
@@ -97,8 +107,9 @@ impl Account {
     }
 
     /// Ends the outage policy: the store answers again, and did from `back` on; `None` if it answered others all the
-    /// time. What the policy took is to be reported now.
-    pub(crate) fn leave_policy(&mut self, now: Timestamp, back: Option<Timestamp>, terms: &Terms) {
+    /// time. What the policy took is to be reported now;
+    /// by the lane's time it is `stamp_us` at least.
+    pub(crate) fn leave_policy(&mut self, now: Timestamp, back: Option<Timestamp>, stamp_us: i64) {
         self.collect(now, true);
         self.schedule.due = now;
         let Some(policy) = self.policy.take() else { return };
@@ -115,16 +126,57 @@ impl Account {
         self.lease.remainder = 0;
         let unsent = &mut self.spending.unsent;
         let admitted = (unsent.allowed - policy.admitted_before).saturating_mul(unit);
-        let taken = match (terms.outage, back) {
-            (OutagePolicy::Share, Some(back)) => {
-                policy.taken_by_share(left, back, now, unit).min(admitted)
-            }
-            _ => admitted - policy.own * unit,
-        };
+        let taken = policy.taken((left, admitted), back, now, unit);
         unsent.taken = unsent.taken.saturating_add(taken.max(0));
+        let (taken_before, ended_us) = policy.taken_before;
+        let has_ended = stamp_us >= ended_us;
+        let of = if has_ended { &mut unsent.taken_before } else { &mut unsent.taken };
+        *of = of.saturating_add(taken_before);
         let unspent = (-taken).clamp(0, policy.own * unit) / unit;
         if let Some(from_us) = policy.own_given_us {
             unsent.unspent.add(Backdated { tokens: unspent, from_us });
+        }
+    }
+
+    /// The window has ended in which a policy is in force: what it took so far is charged to that, and what it takes from now on to
+    /// the `next`. If the engine comes late, nobody knows in which of the two it was taken: then it is charged to the next too.
+    pub(crate) fn turn_policy_window(&mut self, now: Timestamp, next: Option<PolicyWindow>) {
+        self.collect(now, true);
+        let Some(policy) = &mut self.policy else { return };
+        let Some(window) = std::mem::replace(&mut policy.window, next) else { return };
+        let (unit, allowed) = (self.scale.token, self.spending.unsent.allowed);
+        let admitted = (allowed - policy.admitted_before).saturating_mul(unit);
+        if admitted == 0 {
+            // It need not come again at each window's end.
+            policy.window = None;
+        }
+        if now >= window.ends {
+            return;
+        }
+        let amended = self.bucket.amend(now, policy.lease(), 0, self.lease.remainder, unit);
+        self.lease.remainder = amended.remainder;
+        let taken = policy.taken((amended.units, admitted), Some(now), now, unit);
+        policy.taken_before = (taken.max(0), window.ends_us);
+        policy.own = (-taken).clamp(0, policy.own * unit) / unit;
+        policy.begun = amended.units - policy.own * unit;
+        (policy.entered, policy.admitted_before) = (now, allowed);
+    }
+
+    /// When the window is to be turned in which a policy is in force.
+    pub(super) fn policy_turns(&self) -> Timestamp {
+        let window = self.policy.and_then(|policy| policy.window);
+        window.map_or(Timestamp::NEVER, |window| window.ends.minus_micros(WINDOW_MARGIN_US))
+    }
+
+    /// The window in which a policy is in force.
+    pub(crate) fn policy_window(&self) -> Option<PolicyWindow> {
+        self.policy?.window
+    }
+
+    /// A policy is in force: it is this window.
+    pub(crate) fn open_policy_window(&mut self, window: Option<PolicyWindow>) {
+        if let Some(policy) = &mut self.policy {
+            policy.window = window;
         }
     }
 }

@@ -14,10 +14,21 @@ pub(crate) struct Outage {
     pub(crate) last_us: i64,
 }
 
+/// A window that it is while an outage policy is in force.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PolicyWindow {
+    /// By the lane's time.
+    pub(crate) ends_us: i64,
+    /// By this node's clock, at the earliest.
+    pub(crate) ends: Timestamp,
+}
+
 /// An outage policy in force.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PolicyInForce {
     pub(super) entered: Timestamp,
+    /// It is [`OutagePolicy::Share`](crate::OutagePolicy::Share).
+    pub(super) is_share: bool,
     pub(super) rate: i64,
     /// In tokens.
     pub(super) depth: i64,
@@ -29,6 +40,10 @@ pub(super) struct PolicyInForce {
     pub(super) own_given_us: Option<i64>,
     /// Tokens that had been admitted under earlier policies, and not been reported.
     pub(super) admitted_before: i64,
+    /// What is admitted in it is charged to it. `None` if the limit has no windows, or their ends are not known.
+    pub(super) window: Option<PolicyWindow>,
+    /// What the policy took in the window before, in units, and when that ended, by the lane's time.
+    pub(super) taken_before: (i64, i64),
 }
 
 impl PolicyInForce {
@@ -44,16 +59,25 @@ impl PolicyInForce {
         }
     }
 
-    /// What a share took until `now` from the bucket of all, in units of which `left` are left: the difference between
-    /// the bucket that it left and one that began and was refilled like it, and from which nothing was spent. What
-    /// overflows a share is not taken from other nodes, until the store answers others, at `back`, that have taken theirs.
-    pub(super) fn taken_by_share(
+    /// What the policy took until `now` from the bucket of all, in units, of which `left` are left and so many were `admitted`. Less than
+    /// none if it did not spend what was left of the lease.
+    pub(super) fn taken(
         &self,
-        left: i64,
-        back: Timestamp,
+        (left, admitted): (i64, i64),
+        back: Option<Timestamp>,
         now: Timestamp,
         unit: i64,
     ) -> i64 {
+        match back.filter(|_| self.is_share) {
+            Some(back) => self.taken_by_share(left, back, now, unit).min(admitted),
+            None => admitted - self.own * unit,
+        }
+    }
+
+    /// What a share took until `now` from the bucket of all, in units of which `left` are left: the difference between
+    /// the bucket that it left and one that began and was refilled like it, and from which nothing was spent. What
+    /// overflows a share is not taken from other nodes, until the store answers others, at `back`, that have taken theirs.
+    fn taken_by_share(&self, left: i64, back: Timestamp, now: Timestamp, unit: i64) -> i64 {
         let back = back.clamp(self.entered, now);
         let silent_us = back.micros_since(self.entered);
         let untouched = flow(self.begun, self.rate, silent_us, self.depth, unit);

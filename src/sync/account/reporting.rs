@@ -87,6 +87,7 @@ impl Account {
             debt: unsent.debt,
             allowed: unsent.allowed,
             taken: unsent.taken,
+            taken_before: unsent.taken_before,
             returned: if restore { 0 } else { returned.units },
             lost: if restore { 0 } else { returned.forfeited },
             back_rate: returned.rate,

@@ -19,10 +19,19 @@ pub(super) struct Unsent {
     pub(super) allowed: i64,
     /// Units that outage policies took out of the bucket.
     pub(super) taken: i64,
+    /// The same, in the sliding window before the one now.
+    pub(super) taken_before: i64,
     /// Of what was spent, in this report or an earlier one: not used after all.
     pub(super) refunded: Backdated,
     /// Never spent, of a lease that has ended: the store counted it as spent.
     pub(super) unspent: Backdated,
+}
+
+impl Unsent {
+    /// Whether there is something that outage policies took.
+    pub(super) fn has_taken(&self) -> bool {
+        self.taken + self.taken_before > 0
+    }
 }
 
 /// What has been spent, and the credit that some of it was spent on.
@@ -89,6 +98,7 @@ impl Spending {
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
         self.unsent.taken += entry.taken;
+        self.unsent.taken_before += entry.taken_before;
         self.unsent.refunded.add(entry.refunded);
         self.unsent.unspent.add(entry.unspent);
     }

@@ -103,7 +103,7 @@ impl Lane {
         let (lost, installed) = self.accounts.change(slot, |account| {
             if account.in_policy() && !is_returning {
                 // The store takes the key's quota again.
-                account.leave_policy(now, None, &terms);
+                account.leave_policy(now, None, given.stamp_us);
             }
             account.set_taken();
             account.cluster = cluster;

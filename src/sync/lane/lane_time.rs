@@ -32,6 +32,18 @@ impl LaneTime {
         u64::try_from(passed_us).ok().filter(|passed_us| *passed_us > most_us).map(|us| us - own_us)
     }
 
+    /// The earliest by this node's clock that the lane's time can be `us`.
+    pub(super) fn earliest(&self, us: i64) -> Timestamp {
+        let ahead_us = us.saturating_sub(self.time_us).max(0) as u64;
+        self.sent.plus_micros(ahead_us - ahead_us / CLOCK_ERROR_DIVISOR)
+    }
+
+    /// The lane's time of which [`earliest`](Self::earliest) may be `now`, and no earlier one.
+    pub(super) fn latest_us(&self, now: Timestamp) -> i64 {
+        let own_us = now.micros_since(self.sent);
+        self.time_us.saturating_add_unsigned(own_us + own_us / (CLOCK_ERROR_DIVISOR - 1) + 1)
+    }
+
     /// The latest that the lane's time can be at `now`.
     pub(super) fn most(&self, now: Timestamp) -> i64 {
         self.time_us.saturating_add_unsigned(now.micros_since(self.sent))

@@ -3,10 +3,11 @@
 use super::Lane;
 use super::flight::Flight;
 use crate::limit::Terms;
-use crate::sync::account::{Account, CLOCK_ERROR_DIVISOR, Outage};
+use crate::quota::Curve;
+use crate::sync::account::{Account, CLOCK_ERROR_DIVISOR, Outage, PolicyWindow, WINDOW_MARGIN_US};
 use crate::sync::context::Context;
 use crate::sync::event::Event;
-use crate::sync::message::Reply;
+use crate::sync::message::{NUMBER_MAX, Reply};
 use crate::time::Timestamp;
 
 /// A message takes no longer than two round trips and this.
@@ -134,18 +135,56 @@ impl Lane {
             );
         }
         for slot in self.accounts.slots(Account::in_outage) {
-            let terms = self.terms(slot, context);
-            self.accounts.change(slot, |account| account.leave_policy(now, back, &terms));
+            self.accounts.change(slot, |account| account.leave_policy(now, back, reply.time_us));
             self.count_decisions(slot, context);
         }
     }
 
     pub(super) fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
+        if let Some(PolicyWindow { ends_us, .. }) = self.accounts[slot].policy_window() {
+            self.turn_policy_window(slot, ends_us, now, context);
+            return;
+        }
         if !self.accounts.change(slot, |account| account.end_lease(now)) {
             return;
         }
         self.count_decisions(slot, context);
         self.enter_policy_if_unanswered(slot, now, context);
+    }
+
+    /// The window that ends at `ends_us` is over for a key whose outage policy is in force.
+    fn turn_policy_window(
+        &mut self,
+        slot: usize,
+        ends_us: i64,
+        now: Timestamp,
+        context: &mut Context,
+    ) {
+        let terms = self.terms(slot, context);
+        let next = self.policy_window(slot, &terms, ends_us, now);
+        self.accounts.change(slot, |account| account.turn_policy_window(now, next));
+        self.count_decisions(slot, context);
+    }
+
+    /// The first window of the key that ends after `after_us` of the lane's time, and surely not so soon that it is to be turned
+    /// by `now`.
+    fn policy_window(
+        &self,
+        slot: usize,
+        terms: &Terms,
+        after_us: i64,
+        now: Timestamp,
+    ) -> Option<PolicyWindow> {
+        let (time, scale) = (self.replies.time?, self.accounts[slot].stored_scale());
+        let at_us = after_us.max(time.latest_us(now.plus_micros(WINDOW_MARGIN_US)));
+        let ends_us = match (scale.curve, terms.calendar) {
+            (Curve::FixedWindow | Curve::SlidingWindow, _) => scale.window_ends_us(at_us),
+            (Curve::CalendarWindow, Some(calendar)) => {
+                calendar.window_span_us(at_us.max(0) as u64)[1].min(NUMBER_MAX as u64) as i64
+            }
+            _ => return None,
+        };
+        Some(PolicyWindow { ends_us, ends: time.earliest(ends_us) })
     }
 
     /// Puts the outage policy of a key in force.
@@ -161,8 +200,12 @@ impl Lane {
         if self.accounts.sums.outages == 0 {
             (self.policies.entered, self.policies.lent) = (now, 0);
         }
-        let lent =
-            self.accounts.change(slot, |account| account.enter_policy(now, outage, &terms, nodes));
+        let window = self.policy_window(slot, &terms, 0, now);
+        let lent = self.accounts.change(slot, |account| {
+            let lent = account.enter_policy(now, outage, &terms, nodes);
+            account.open_policy_window(window);
+            lent
+        });
         self.policies.lent = self.policies.lent.max(lent);
         self.hand_out_answers(slot, context);
         context

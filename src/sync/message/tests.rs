@@ -25,6 +25,7 @@ fn entries(count: usize) -> Vec<Entry> {
         debt: 0,
         allowed: 0,
         taken: 0,
+        taken_before: 0,
         returned: 0,
         lost: 0,
         back_rate: 0,
