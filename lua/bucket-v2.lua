@@ -198,18 +198,22 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
 
   -- The level when it is known which window of a calendar it is, and when that ends: 0 if no node has told. `ends_us` is
   -- when the window of the level ends, `told_begins_us` and `told_ends_us` are what the node says of the one now.
-  local function open_window(level, ends_us, burst, window_us, told_begins_us, told_ends_us)
+  local function open_window(level, out0, out1, ends_us, burst, window_us, stamp_us, epoch_us, told_begins_us, told_ends_us)
     -- No window is longer than four that the quota names. If one is, the lane's time went back.
     local latest_us = now_us + 4 * window_us
     if ends_us > latest_us then ends_us = 0 end
     local is_now = told_begins_us <= now_us and now_us < told_ends_us and told_ends_us <= latest_us
-    if not is_now or now_us < ends_us then return level, ends_us end
+    if not is_now or now_us < ends_us then return level, out0, out1, ends_us end
     if ends_us > 0 then
+      -- Leases that had ended by then are of the window before.
+      local epochs = floor(told_begins_us / epoch_us) - floor(stamp_us / epoch_us)
+      if epochs >= 1 then level, out1 = max(level - max(out1, 0), -2^52), 0 end
+      if epochs >= 2 then level, out0 = max(level - max(out0, 0), -2^52), 0 end
       -- Each window that has ended pays a burst.
       local windows = 1 + floor(max(told_begins_us - ends_us, 0) / window_us)
       level = min(level + burst * windows, burst)
     end
-    return level, told_ends_us
+    return level, out0, out1, told_ends_us
   end
 
   -- The level at `until_us` of windows, and what was charged in the window before.
@@ -669,8 +673,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       local before_us, ended_us = stamp_us, previous
       -- Of a calendar, `previous` is when the window ends.
       if own_curve == CALENDAR_WINDOW then
-        level, previous = rare.open_window(level, previous, own_burst, max(floor(own_burst / own_rate), WINDOW_LEAST_US),
-          window_begins_us, window_ends_us)
+        level, out0, out1, previous = rare.open_window(level, out0, out1, previous, own_burst,
+          max(floor(own_burst / own_rate), WINDOW_LEAST_US), stamp_us, epoch_us, window_begins_us, window_ends_us)
       end
       previous, slots, stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
@@ -689,8 +693,10 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
             leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
         if curve == CALENDAR_WINDOW then
           ended_us = previous
-          level, previous = rare.open_window(level, previous, burst, window_us, window_begins_us, window_ends_us)
+          level, out0, out1, previous = rare.open_window(level, out0, out1, previous, burst, window_us, stamp_us, epoch_us,
+            window_begins_us, window_ends_us)
           if previous ~= ended_us then beyond, beyond_before = 0, 0 end
+          unleased = level - out0 - out1
         end
       end
       if leased0 + leased1 == 0 and depth0 + depth1 == 0 and out0 == 0 and out1 == 0

@@ -414,3 +414,21 @@ fn tokens_of_leases_that_end_in_a_fault_and_nobody_spent_are_there_again() {
         }
     }
 }
+
+/// What nodes took in windows that had ended was charged to the one in which the store came back, and what they had spent of
+/// leases to the window that began when those ended: windows admitted 65% and 68%.
+#[test]
+fn windows_admit_most_of_the_ideal_between_outages() {
+    for (down_us, every_us) in [(2_000_000, 3_000_000), (2_500_000, 5_000_000)] {
+        for limit in [
+            Limit::new("window", FixedWindow::per_second(1000)),
+            Limit::new("sliding", SlidingWindow::per_second(1000)),
+        ] {
+            let label = format!("{} away {down_us} us of {every_us}", limit.name());
+            let outages = crate::sim::faults::flap(down_us, every_us, 30.0);
+            let world = lived(&audited(limit, 4, 1), Scenario::OverUniform, 30.0, &outages);
+            let percent = figures(world).admitted_vs_ideal_reachable_pct;
+            assert!(percent >= 95.0, "{label}: {percent}");
+        }
+    }
+}

@@ -21,6 +21,9 @@ impl Key {
             return;
         }
         if self.window_ends_us > 0 {
+            // Leases that had ended by then are of the window before.
+            let epochs = begins_us / self.epoch_us - self.epoch();
+            self.end_leases((2 - epochs.clamp(0, 2)) as usize);
             let gap_us = (begins_us - self.window_ends_us).max(0);
             let windows = 1 + gap_us / self.scale.window_us();
             self.level = flow(self.level, self.scale.burst, windows, self.scale.burst);
@@ -100,6 +103,22 @@ mod tests {
                 (expected * of, expected_ends_us),
                 "{label}"
             );
+        }
+    }
+
+    /// What a node held at midnight was missing in the next day.
+    #[test]
+    fn lease_that_ended_before_a_window_of_a_calendar_is_charged_to_the_one_before() {
+        let ends_us = 100 * DAY_US;
+        for (epochs_before, expected) in [(0, 970), (1, 980), (2, 1000)] {
+            let mut key = of_a_calendar(100);
+            let of = key.scale.burst / 1000;
+            key.outstanding = [20 * of, 10 * of];
+            key.stamp_us = ends_us - epochs_before * key.epoch_us;
+            let now_us = ends_us + 4 * key.epoch_us;
+            key.open_window([ends_us, ends_us + DAY_US], now_us);
+            key.end_leases(0);
+            assert_eq!(key.level, expected * of, "{epochs_before} epochs before");
         }
     }
 
