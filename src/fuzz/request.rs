@@ -137,16 +137,7 @@ fn drawn(bytes: &mut Bytes<'_>, sequence: i64, incarnation: Option<Incarnation>)
 }
 
 fn entry(bytes: &mut Bytes<'_>) -> Entry {
-    let scale = match bytes.byte() % 3 {
-        0 => Scale { rate: 1, token: 1000, burst: 100_000, curve: Curve::Refill },
-        1 => Scale { rate: 1, token: 60_000_000, burst: 300_000_000, curve: Curve::Refill },
-        _ => Scale {
-            rate: amount(bytes),
-            token: amount(bytes),
-            burst: amount(bytes),
-            curve: Curve::of(1 + bytes.below(4) as i64).unwrap_or_default(),
-        },
-    };
+    let scale = scale(bytes);
     let entry = Entry {
         limit: "a".into(),
         key: [bytes.byte() % 3].as_slice().into(),
@@ -189,6 +180,19 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         entry.window_span_us = [entry.held.stamp_us, entry.held.stamp_us + entry.taken];
     }
     entry
+}
+
+fn scale(bytes: &mut Bytes<'_>) -> Scale {
+    match bytes.byte() % 3 {
+        0 => Scale { rate: 1, token: 1000, burst: 100_000, curve: Curve::Refill },
+        1 => Scale { rate: 1, token: 60_000_000, burst: 300_000_000, curve: Curve::Refill },
+        _ => Scale {
+            rate: amount(bytes),
+            token: amount(bytes),
+            burst: amount(bytes),
+            curve: Curve::of(1 + bytes.below(4) as i64).unwrap_or_default(),
+        },
+    }
 }
 
 fn held(bytes: &mut Bytes<'_>) -> Held {

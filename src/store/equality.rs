@@ -437,12 +437,10 @@ impl World {
         let random = &mut self.random;
         let number = random.below(KEYS);
         let limit = number as usize % LIMITS;
-        let version = self.version + i64::from(random.one_in(50)) - i64::from(random.one_in(50));
-        let version = version.clamp(0, 2);
+        let change = i64::from(random.one_in(50)) - i64::from(random.one_in(50));
+        let version = (self.version + change).clamp(0, 2);
         let mut scale = scales(limit)[version as usize];
-        if random.one_in(100) {
-            scale.burst += scale.token;
-        }
+        scale.burst += if random.one_in(100) { scale.token } else { 0 };
         let epoch_us = random.among(&[20_000, 20_000, 20_000, 50_000]);
         let tokens = scale.burst / scale.token;
         let held_rate = random.amount(scale.rate);
@@ -457,7 +455,7 @@ impl World {
             debt: random.amount(tokens),
             allowed: random.amount(tokens),
             taken: random.amount(scale.burst / 4),
-            taken_before: if random.one_in(3) { random.amount(scale.burst / 4) } else { 0 },
+            taken_before: backdated(random, scale.burst / 4, 0).tokens,
             returned: random.amount(scale.burst / 4),
             lost: random.amount(scale.burst / 4),
             back_rate: random.amount(held_rate),

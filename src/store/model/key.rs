@@ -616,6 +616,18 @@ pub(super) mod tests {
         }
     }
 
+    /// At the middle of a window, half of what policies took in the one before counts; that window has a burst.
+    #[test]
+    fn sliding_window_charges_what_policies_took_before_to_the_window_before() {
+        for (taken, previous, charged, counts) in [(60, 0, 60, 30), (60, 970, 30, 15)] {
+            let mut key = sliding(previous * 1_000_000, 0);
+            assert_eq!(key.take_window_before(taken * 1_000_000), counts * 1_000_000);
+            assert_eq!(key.previous, (previous + charged) * 1_000_000, "{taken} were taken");
+            key.scale.curve = Curve::FixedWindow;
+            assert_eq!(key.take_window_before(taken), 0, "it has ended");
+        }
+    }
+
     /// What each of many windows pays was more than 64 bits hold, and came out as a debt.
     #[test]
     fn sliding_window_that_was_idle_for_ages_owes_nothing() {

@@ -180,3 +180,49 @@ impl Account {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::Cluster;
+    use super::*;
+    use crate::algorithm::FixedWindow;
+    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table};
+    use crate::limit::Limit;
+
+    fn at(us: u64) -> Timestamp {
+        Timestamp::from_micros(us)
+    }
+
+    /// Of a limit that is open in an outage, 3 tokens are spent before 1 s, where a window ends at 1.1 s by the store's time, and 4
+    /// later. Returns what is to be reported as taken now and in the window before, in tokens.
+    fn taken(turned: Timestamp, left_us: i64) -> [i64; 2] {
+        let limit = Limit::new("x", FixedWindow::per_second(1000)).outage(OutagePolicy::Open);
+        let terms = limit.validate_hybrid(1).unwrap();
+        let budget = Arc::new(KeyBudget::new(10, 1));
+        let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
+        let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));
+        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+        let mut account = Account::new(bucket, b"key"[..].into(), 0, cluster, &terms, at(1_000));
+        let outage = Outage { from: at(1_000), ended: at(1_000), last_us: 0 };
+        account.enter_policy(at(1_000), &outage, &terms, 1);
+        account.open_policy_window(Some(PolicyWindow { ends_us: 1_100_000, ends: at(1_000_000) }));
+        let (scale, plan, can_wait, first_credit) = (terms.scale, NewKey::NO_PLAN, false, 0);
+        let ask = |cost| Ask { cost, scale, first_credit, plan, can_wait };
+        assert!(account.bucket.decide(ask(3), at(500_000)).is_allowed());
+        let next = PolicyWindow { ends_us: 2_100_000, ends: at(2_000_000) };
+        account.turn_policy_window(turned, Some(next));
+        assert!(account.bucket.decide(ask(4), at(1_050_000)).is_allowed());
+        account.leave_policy(at(1_060_000), None, left_us);
+        let unsent = account.spending.unsent;
+        [unsent.taken, unsent.taken_before].map(|units| units / scale.token)
+    }
+
+    #[test]
+    fn policy_charges_each_window_unless_nobody_knows_in_which_it_took_tokens() {
+        assert_eq!(taken(at(998_000), 1_100_000), [4, 3]);
+        assert_eq!(taken(at(998_000), 1_099_999), [7, 0], "in the store that window has not ended");
+        assert_eq!(taken(at(1_000_000), 1_100_000), [7, 0], "the engine came late");
+    }
+}
