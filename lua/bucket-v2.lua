@@ -564,7 +564,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       unpack_numbers(ENTRY_FORMAT, batch, at)
     local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
     local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
-    local unspent, unspent_stamp_us, taken_before = 0, 0, 0
+    local unspent, unspent_given_us, taken_before = 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
     local has_refill_ended, is_reset = false, false
     at = next_at
@@ -576,7 +576,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
           return nil
         end
         debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, refunded,
-          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_stamp_us, taken_before, at =
+          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_given_us, taken_before, at =
             unpack_numbers(REST_FORMAT, batch, at)
       end
     end
@@ -828,9 +828,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       debt = min(debt * token, 2^52)
       level, unleased = max(level - debt, -2^52), unleased - debt
     end
-    if unspent > 0 and not anew and unspent_stamp_us >= birth_us then
+    if unspent > 0 and not anew and unspent_given_us >= birth_us then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
-      local ended_us = (floor(unspent_stamp_us / wanted_epoch_us) + 2) * wanted_epoch_us - 1
+      local ended_us = (floor(unspent_given_us / wanted_epoch_us) + 2) * wanted_epoch_us - 1
       if ended_us >= stamp_us then
         unspent = 0
       elseif curve == TOKEN_BUCKET then
