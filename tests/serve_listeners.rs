@@ -153,7 +153,15 @@ fn service_that_cannot_use_its_certificates_says_which_field_and_why() {
         let tls = format!("tls_cert = \"{cert}\"\ntls_key = \"{key}\"\n{ca}");
         let path = folder.join("tidegate.toml");
         fs::write(&path, format!("{LIMITS}{tls}")).unwrap();
-        refusal(&["--http", "127.0.0.1:0", path.to_str().unwrap()])
+        let path = path.to_str().unwrap();
+        let mut check = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        let checked = check.args(["check-config", path]).output().unwrap();
+        assert_eq!((checked.status.code(), checked.stdout), (Some(1), Vec::new()));
+        let said = refusal(&["--http", "127.0.0.1:0", path]);
+        let checked = String::from_utf8(checked.stderr).unwrap();
+        let reason = checked.strip_prefix(&format!("error: {path}: ")).unwrap_or(&checked);
+        assert!(said.contains(reason), "{checked}: {said}");
+        said
     };
     for (said, parts) in [
         (of("empty.crt", "one.key", ""), ["tls_cert", "empty.crt"]),

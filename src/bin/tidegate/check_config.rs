@@ -19,6 +19,13 @@ pub(crate) enum CheckConfigError {
     Output(#[from] OutputError),
     #[error("{0}")]
     Unreadable(String),
+    /// A file of TLS that the service could not use.
+    #[error("{}: {reason}", file.display())]
+    #[cfg_attr(
+        not(feature = "server"),
+        expect(dead_code, reason = "without the service nothing reads them")
+    )]
+    Certificates { file: PathBuf, reason: String },
     #[error("{}: {mistakes} {}", file.display(), if *mistakes == 1 { "mistake" } else { "mistakes" })]
     Mistakes { file: PathBuf, mistakes: usize },
 }
@@ -29,7 +36,7 @@ Examples:
   tidegate check-config examples/tidegate.toml --json
 
 Every mistake and every warning is a line of FILE:LINE:COLUMN on standard error. Variables have to be set
-as for the service, and the files of secrets have to be there. Nothing is connected to, and no secret is
+as for the service, and the files of secrets and of TLS have to be there. Nothing is connected to, and no secret is
 printed. The exit status is 2 if there is a mistake; warnings do not change it.";
 
 /// Names every mistake of a configuration file by its line and column.
@@ -107,6 +114,10 @@ pub(crate) fn run(options: &Options) -> Result<(), CheckConfigError> {
         Err(error @ ConfigFileError::Mistakes { .. }) => return tell(options, &error),
         Err(error) => return Err(CheckConfigError::Unreadable(error.to_string())),
     };
+    #[cfg(feature = "server")]
+    crate::serve::check_certificates(config.server()).map_err(|error| {
+        CheckConfigError::Certificates { file: options.file.clone(), reason: error.to_string() }
+    })?;
     let report = Report {
         schema_version: SCHEMA_VERSION,
         file: options.file.display().to_string(),

@@ -101,7 +101,7 @@ impl From<CheckConfigError> for Failure {
         match error {
             CheckConfigError::Output(error) => error.into(),
             usage @ CheckConfigError::Mistakes { .. } => Self::Usage(usage.to_string()),
-            failed @ CheckConfigError::Unreadable(_) => Self::Failed(failed.to_string()),
+            failed => Self::Failed(failed.to_string()),
         }
     }
 }

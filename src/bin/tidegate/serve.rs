@@ -21,6 +21,7 @@ use crate::output::{self, OutputError};
 
 mod listener;
 
+pub(crate) use listener::check_certificates;
 use listener::{ListenError, Listener, Rules};
 
 /// What is served without a file.

@@ -246,6 +246,11 @@ pub(crate) fn renew(certificates: &RustlsConfig, files: &TlsFiles) -> Result<(),
     Ok(())
 }
 
+/// Whether the service could use the files of TLS.
+pub(crate) fn check_certificates(server: &ServerConfig) -> Result<(), ListenError> {
+    server.tls.as_ref().map(tls_config).transpose().map(|_| ())
+}
+
 fn tls_config(files: &TlsFiles) -> Result<TlsConfig, ListenError> {
     let of = |field, path: &Path| {
         let path = path.to_owned();
