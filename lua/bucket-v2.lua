@@ -841,9 +841,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         slots = slots or {}
         rare.logs().settle(slots, burst, window_us, level, stamp_us)
       end
-      local _
-      level, _, beyond = rare.refund(level, 0, beyond, unspent, curve, token, burst, window_us, previous,
-        stamp_us, ended_us, window_begins_us, window_ends_us)
+      -- It is in the level alone: neither charged, nor beyond the burst.
+      level = rare.refund(level, 0, 0, unspent, curve, token, burst, window_us, previous, stamp_us, ended_us,
+        window_begins_us, window_ends_us)
     end
     if taken_before > 0 and curve == SLIDING_WINDOW then
       -- It lowers the level by as much as it still counts for.

@@ -387,6 +387,8 @@ impl Account {
         let agreement = self.quota.answer_refusal(version, stored, &named, now)?;
         self.take_back(&own);
         self.lease.take_back(&own);
+        // The store had another quota for a time, even if it does not keep it.
+        self.lease.left_to_policies = None;
         if agreement == Agreement::Follows {
             self.leave_windows_of(before, now);
         }
@@ -396,8 +398,11 @@ impl Account {
 
     /// Another quota is in force than `before`.
     fn leave_windows_of(&mut self, before: Scale, now: Timestamp) {
-        // By how much the bucket has risen since a lease ended is not known any more.
         self.spending.unsent.unspent = Backdated::default();
+        self.lease.left_to_policies = None;
+        if let Some(policy) = &mut self.policy {
+            policy.own_given_us = None;
+        }
         if before.curve == Curve::SlidingWindow {
             if before.window_us() != self.stored_scale().window_us() {
                 // The windows of another definition are others.

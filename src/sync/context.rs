@@ -19,6 +19,9 @@ use crate::limit::{Credit, LimitInfo, Mode, OutagePolicy, Terms};
 use crate::quota::Scale;
 use crate::time::Timestamp;
 
+/// So many windows that end at once can be counted in the margin of 2 ms before their end.
+const WINDOWS_COUNTED_MAX: u32 = 1000;
+
 /// Where the account of a key is: the lane, and the slot there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AccountId {
@@ -188,6 +191,8 @@ pub(crate) struct Context {
     pub(crate) all_down: bool,
     /// The lane that asks most often whether the store is back, for all that wait for it.
     pub(crate) prober: Option<u32>,
+    /// Windows that were counted by one reading of the clock.
+    windows_counted: (Timestamp, u32),
 }
 
 /// What the store has counted of the nodes, whatever limits they have.
@@ -202,6 +207,15 @@ struct NodeCounts {
 }
 
 impl Context {
+    /// Whether what a key took in a window can be counted before the window ends, if that was so by the reading `now` of the clock.
+    pub(crate) fn counts_window_in_time(&mut self, now: Timestamp) -> bool {
+        if self.windows_counted.0 != now {
+            self.windows_counted = (now, 0);
+        }
+        self.windows_counted.1 += 1;
+        self.windows_counted.1 <= WINDOWS_COUNTED_MAX
+    }
+
     pub(crate) fn new(
         limits: Vec<LimitBooks>,
         lanes: u32,
@@ -223,6 +237,7 @@ impl Context {
             losses: 0,
             all_down: false,
             prober: None,
+            windows_counted: (Timestamp::ZERO, 0),
         };
         context.set_credit(now);
         context

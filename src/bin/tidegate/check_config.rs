@@ -20,12 +20,12 @@ pub(crate) enum CheckConfigError {
     #[error("{0}")]
     Unreadable(String),
     /// A file of TLS that the service could not use.
-    #[error("{}: {reason}", file.display())]
+    #[error("{}: {reason}", config.display())]
     #[cfg_attr(
         not(feature = "server"),
         expect(dead_code, reason = "without the service nothing reads them")
     )]
-    Certificates { file: PathBuf, reason: String },
+    Certificates { config: PathBuf, reason: String },
     #[error("{}: {mistakes} {}", file.display(), if *mistakes == 1 { "mistake" } else { "mistakes" })]
     Mistakes { file: PathBuf, mistakes: usize },
 }
@@ -114,9 +114,10 @@ pub(crate) fn run(options: &Options) -> Result<(), CheckConfigError> {
         Err(error @ ConfigFileError::Mistakes { .. }) => return tell(options, &error),
         Err(error) => return Err(CheckConfigError::Unreadable(error.to_string())),
     };
+    note("warning", config.warnings());
     #[cfg(feature = "server")]
     crate::serve::check_certificates(config.server()).map_err(|error| {
-        CheckConfigError::Certificates { file: options.file.clone(), reason: error.to_string() }
+        CheckConfigError::Certificates { config: options.file.clone(), reason: error.to_string() }
     })?;
     let report = Report {
         schema_version: SCHEMA_VERSION,
@@ -127,7 +128,6 @@ pub(crate) fn run(options: &Options) -> Result<(), CheckConfigError> {
         mistakes: Vec::new(),
         warnings: mistake_lines(config.warnings()),
     };
-    note("warning", config.warnings());
     if options.json {
         output::json(&report)?;
     } else {

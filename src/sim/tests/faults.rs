@@ -415,6 +415,34 @@ fn tokens_of_leases_that_end_in_a_fault_and_nobody_spent_are_there_again() {
     }
 }
 
+/// A key's 100 tokens a year, which one node spends in outages that follow each other, where answers are lost: what an outage
+/// policy had spent of a lease came back, because the store's answer of before the outage came in it, or because the next outage
+/// began before the report.
+#[test]
+fn tokens_that_outage_policies_spent_of_leases_do_not_come_back() {
+    const YEAR: Duration = Duration::from_secs(365 * 86_400);
+    for seed in 0..60 {
+        let limit = Limit::new("window", FixedWindow::new(100, YEAR)).credit(0);
+        let mut setup = Setup { lanes: 1, ..audited(limit, 4, seed) };
+        setup.network.reply_loss = 0.4;
+        let mut world = World::new(setup).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut at_us = SECOND_US;
+        while at_us < 30 * SECOND_US {
+            let for_us = random.u64(2_000_000..4_000_000);
+            world.plan_fault(&at(at_us, Fault::StoreGone { for_us }));
+            at_us += for_us + random.u64(1000..1_500_000);
+        }
+        let on_one = (0..60).map(|index| request(500_000 + index * 500_000, 0, 1));
+        let on_all =
+            (0..1200).map(|index| request(40 * SECOND_US + index * 10_000, index as u16 % 4, 1));
+        let arrivals: Vec<_> = on_one.chain(on_all).collect();
+        play(&mut world, &arrivals, 60 * SECOND_US);
+        let spent: u32 = world.decided.iter().filter(|one| one.allowed).map(|one| one.cost).sum();
+        assert!(spent <= 100, "seed {seed}: {spent} of 100");
+    }
+}
+
 /// What nodes took in windows that had ended was charged to the one in which the store came back, and what they had spent of
 /// leases to the window that began when those ended: windows admitted 65% and 68%.
 #[test]

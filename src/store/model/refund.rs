@@ -8,9 +8,15 @@ impl Key {
     /// Takes back charges of tokens that were not used: the level rises, up to what it would be without charges. Of a window
     /// that has ended nothing comes back.
     pub(super) fn refund(&mut self, entry: &Entry) {
-        if entry.refunded.tokens > 0 && self.take_back(entry.refunded, entry) {
-            self.charged = (self.charged - entry.refunded.tokens).max(0);
+        let Backdated { tokens, from_us } = entry.refunded;
+        if tokens == 0 || !self.takes_back(from_us, entry) {
+            return;
         }
+        // What was spent beyond the burst, because another plan had allowed it, comes first: it is not in the level.
+        let of_beyond = tokens.min(self.beyond[0]);
+        self.beyond[0] -= of_beyond;
+        self.raise(tokens - of_beyond);
+        self.charged = (self.charged - tokens).max(0);
     }
 
     /// Takes back what the end of a lease has charged and its node never spent.
@@ -28,29 +34,28 @@ impl Key {
             let units = tokens.saturating_mul(token).min(NUMBER_MAX);
             tokens = (units - flowed).max(0) / token;
         }
-        self.take_back(Backdated { tokens, from_us: ended_us }, entry);
+        if self.takes_back(ended_us, entry) {
+            self.raise(tokens);
+        }
     }
 
-    /// Takes tokens back if the window from which they go back is the one now. Returns whether it is.
-    fn take_back(&mut self, back: Backdated, entry: &Entry) -> bool {
-        let Backdated { tokens, from_us } = back;
+    /// Whether charges of `from_us` or later can be taken back: they were charged in the window that it is now.
+    fn takes_back(&mut self, from_us: i64, entry: &Entry) -> bool {
         if self.scale.curve == Curve::SlidingLog {
             // What was spent now is charged now; what goes back is of the oldest charges.
             self.slots.settle(&self.scale, self.level, self.stamp_us);
         }
-        if !self.is_in_window_now(from_us, entry) {
-            return false;
-        }
+        self.is_in_window_now(from_us, entry)
+    }
+
+    /// Raises the level by so many tokens, up to what it would be without charges.
+    fn raise(&mut self, tokens: i64) {
         let most = match self.scale.curve {
             Curve::SlidingWindow => self.scale.burst - self.counted(self.previous, self.stamp_us),
             _ => self.scale.burst,
         };
-        // What was spent beyond the burst, because another plan had allowed it, comes first: it is not in the level.
-        let of_beyond = tokens.min(self.beyond[0]);
-        self.beyond[0] -= of_beyond;
-        let units = (tokens - of_beyond).saturating_mul(self.scale.token);
+        let units = tokens.saturating_mul(self.scale.token);
         self.level = self.level.max(self.level.saturating_add(units).min(most));
-        true
     }
 
     /// The key is as if it had never been used, but for what is leased: that is still outstanding.

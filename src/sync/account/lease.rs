@@ -37,8 +37,9 @@ pub(super) struct LeaseState {
     pub(super) recall: i64,
     /// Depth that the store has registered and the bucket does not have.
     pub(super) kept_depth: i64,
-    /// Tokens of it with which an outage policy began: it tells itself what it did not spend.
-    pub(super) left_to_policy: i64,
+    /// Tokens of it with which outage policies began: they report what they did not spend of them. `None` if the quota has changed since:
+    /// how far the level has risen from the lease's end on is not known then.
+    pub(super) left_to_policies: Option<i64>,
     /// The next report registers the lease anew.
     pub(super) restore: bool,
     /// The store has lost the key and does not give yet: until it does, no depth is given back. Claims assume that
@@ -59,7 +60,7 @@ impl LeaseState {
             forfeited: 0,
             recall: 0,
             kept_depth: 0,
-            left_to_policy: 0,
+            left_to_policies: Some(0),
             restore: false,
             is_registering: false,
         }
@@ -161,7 +162,6 @@ impl LeaseState {
         self.window_counted = Timestamp::NEVER;
         self.recall = given.recall;
         self.restore = false;
-        self.left_to_policy = 0;
     }
 
     /// The store has adopted another plan: it counts refill of the old one until its window's end, and none after that.
@@ -191,11 +191,13 @@ impl LeaseState {
         let held = entry.held;
         // What was outstanding is not known once it is registered anew.
         let given_us = given_us(&held, epoch_us).filter(|_| !entry.restore);
-        let Some(from_us) = given_us else { return Backdated::default() };
+        let (Some(from_us), Some(left_to_policies)) = (given_us, self.left_to_policies) else {
+            return Backdated::default();
+        };
         let until_us = stored.refill_until_us(held.stamp_us, (held.tag + 2) * epoch_us as i64);
         let flowed = (held.rate + entry.back_rate).saturating_mul(until_us - held.stamp_us);
         let outstanding = held.outstanding.saturating_add(flowed) / token;
-        let spent = entry.spent + spent + self.left_to_policy;
+        let spent = entry.spent + spent + left_to_policies;
         Backdated { tokens: (outstanding - spent).max(0), from_us }
     }
 

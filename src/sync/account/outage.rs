@@ -9,6 +9,9 @@ use crate::quota::Curve;
 use crate::sync::message::Backdated;
 use crate::time::Timestamp;
 
+/// Windows that are longer are looked at at each end, though nothing was taken in one: long windows end rarely.
+const UNUSED_WINDOW_LEAST_US: i64 = 60_000_000;
+
 impl Account {
     /// The lease has ended before the store answered: what is left of it may no longer be spent,
     /// unless an outage policy begins with it. Returns whether the lease has ended, and not only its window.
@@ -64,10 +67,10 @@ impl Account {
         };
         let amended = self.bucket.amend(now, policy.lease(), tokens, fraction, unit);
         self.lease.remainder = amended.remainder;
-        // The rest had no room.
+        // What has no room in the policy's depth is not spent.
         policy.own = own.min(amended.units / unit);
         policy.begun = begun.min(amended.units - policy.own * unit);
-        self.lease.left_to_policy = policy.own;
+        self.lease.left_to_policies = self.lease.left_to_policies.map(|left| left + policy.own);
         self.policy = Some(policy);
         self.answer_by_policy(now);
         // A share of a burst that is smaller than the cluster is a token all the same.
@@ -118,7 +121,7 @@ impl Account {
         if let Some(view) = &mut self.level.view {
             view.level = view.level.min(0);
         }
-        let unit = self.scale.token;
+        let (unit, window_us) = (self.scale.token, self.stored_scale().window_us());
         // To the unit, with what makes no whole token yet.
         let left = self.bucket.amend(now, policy.lease(), 0, 0, unit).units;
         self.bucket.withdraw(u32::MAX);
@@ -129,9 +132,12 @@ impl Account {
         let taken = policy.taken((left, admitted), back, now, unit);
         unsent.taken = unsent.taken.saturating_add(taken.max(0));
         let (taken_before, ended_us) = policy.taken_before;
-        let has_ended = stamp_us >= ended_us;
-        let of = if has_ended { &mut unsent.taken_before } else { &mut unsent.taken };
-        *of = of.saturating_add(taken_before);
+        let is_of_window_before = (0..window_us).contains(&(stamp_us - ended_us));
+        if is_of_window_before {
+            unsent.taken_before = unsent.taken_before.saturating_add(taken_before);
+        } else if stamp_us < ended_us {
+            unsent.taken = unsent.taken.saturating_add(taken_before);
+        }
         let unspent = (-taken).clamp(0, policy.own * unit) / unit;
         if let Some(from_us) = policy.own_given_us {
             unsent.unspent.add(Backdated { tokens: unspent, from_us });
@@ -139,18 +145,26 @@ impl Account {
     }
 
     /// The window has ended in which a policy is in force: what it took so far is charged to that, and what it takes from now on to
-    /// the `next`. If the engine comes late, nobody knows in which of the two it was taken: then it is charged to the next too.
-    pub(crate) fn turn_policy_window(&mut self, now: Timestamp, next: Option<PolicyWindow>) {
+    /// the `next`. If the engine comes late, or is not in time by other keys' windows, nobody knows in which of the two it was taken: then
+    /// it is charged to the next too. What is taken in a time in which the engine is held up between the reading of `now` and the count
+    /// is within what the bound allows shares of windows.
+    pub(crate) fn turn_policy_window(
+        &mut self,
+        now: Timestamp,
+        next: Option<PolicyWindow>,
+        is_in_time: bool,
+    ) {
         self.collect(now, true);
+        let window_us = self.stored_scale().window_us();
         let Some(policy) = &mut self.policy else { return };
         let Some(window) = std::mem::replace(&mut policy.window, next) else { return };
         let (unit, allowed) = (self.scale.token, self.spending.unsent.allowed);
         let admitted = (allowed - policy.admitted_before).saturating_mul(unit);
-        if admitted == 0 {
-            // It need not come again at each window's end.
+        if (admitted == 0 || !is_in_time) && window_us < UNUSED_WINDOW_LEAST_US {
+            // Many keys are not looked at again and again for nothing.
             policy.window = None;
         }
-        if now >= window.ends {
+        if now >= window.ends || !is_in_time {
             return;
         }
         let amended = self.bucket.amend(now, policy.lease(), 0, self.lease.remainder, unit);
@@ -197,7 +211,7 @@ mod tests {
 
     /// Of a limit that is open in an outage, 3 tokens are spent before 1 s, where a window ends at 1.1 s by the store's time, and 4
     /// later. Returns what is to be reported as taken now and in the window before, in tokens.
-    fn taken(turned: Timestamp, left_us: i64) -> [i64; 2] {
+    fn taken(turned: Timestamp, is_in_time: bool, left_us: i64) -> [i64; 2] {
         let limit = Limit::new("x", FixedWindow::per_second(1000)).outage(OutagePolicy::Open);
         let terms = limit.validate_hybrid(1).unwrap();
         let budget = Arc::new(KeyBudget::new(10, 1));
@@ -212,7 +226,7 @@ mod tests {
         let ask = |cost| Ask { cost, scale, first_credit, plan, can_wait };
         assert!(account.bucket.decide(ask(3), at(500_000)).is_allowed());
         let next = PolicyWindow { ends_us: 2_100_000, ends: at(2_000_000) };
-        account.turn_policy_window(turned, Some(next));
+        account.turn_policy_window(turned, Some(next), is_in_time);
         assert!(account.bucket.decide(ask(4), at(1_050_000)).is_allowed());
         account.leave_policy(at(1_060_000), None, left_us);
         let unsent = account.spending.unsent;
@@ -220,9 +234,15 @@ mod tests {
     }
 
     #[test]
-    fn policy_charges_each_window_unless_nobody_knows_in_which_it_took_tokens() {
-        assert_eq!(taken(at(998_000), 1_100_000), [4, 3]);
-        assert_eq!(taken(at(998_000), 1_099_999), [7, 0], "in the store that window has not ended");
-        assert_eq!(taken(at(1_000_000), 1_100_000), [7, 0], "the engine came late");
+    fn policy_charges_each_window_that_has_ended_in_the_store_too() {
+        assert_eq!(taken(at(998_000), true, 1_100_000), [4, 3]);
+        assert_eq!(taken(at(998_000), true, 2_100_000), [4, 0], "the window before is long over");
+        assert_eq!(taken(at(998_000), true, 1_099_999), [7, 0], "it has not ended in the store");
+    }
+
+    #[test]
+    fn policy_charges_what_it_took_in_a_window_to_the_next_where_the_engine_is_late() {
+        assert_eq!(taken(at(1_000_000), true, 1_100_000), [7, 0], "by the clock");
+        assert_eq!(taken(at(998_000), false, 1_100_000), [7, 0], "by other keys");
     }
 }

@@ -26,21 +26,22 @@ pub(crate) struct PolicyWindow {
 /// An outage policy in force.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PolicyInForce {
-    pub(super) entered: Timestamp,
     /// It is [`OutagePolicy::Share`](crate::OutagePolicy::Share).
     pub(super) is_share: bool,
     pub(super) rate: i64,
     /// In tokens.
     pub(super) depth: i64,
-    /// What the policy began with beside what was left of the lease, in units.
+    /// When the lease was renewed last of which the policy has tokens, by the store's time, if it ends as leases do.
+    pub(super) own_given_us: Option<i64>,
+    /// When the policy took over, or its window began: the next three are of then.
+    pub(super) entered: Timestamp,
+    /// What it had beside what was left of the lease, in units.
     pub(super) begun: i64,
     /// What was left of the lease, in tokens: the store counts it as spent.
     pub(super) own: i64,
-    /// When that lease was given, by the store's time, if it ends as leases do.
-    pub(super) own_given_us: Option<i64>,
-    /// Tokens that had been admitted under earlier policies, and not been reported.
+    /// Tokens admitted without the store before, and not reported.
     pub(super) admitted_before: i64,
-    /// What is admitted in it is charged to it. `None` if the limit has no windows, or their ends are not known.
+    /// The window to which its spending is charged. `None` if the limit has no windows, or their ends are not known.
     pub(super) window: Option<PolicyWindow>,
     /// What the policy took in the window before, in units, and when that ended, by the lane's time.
     pub(super) taken_before: (i64, i64),

@@ -50,6 +50,9 @@ impl Account {
             unsent.spent_before = 0;
         }
         self.lease.renew(given, entry, first_sent, stored, self.scale.token);
+        if given.void || entry.restore || self.policy.is_none() {
+            self.lease.left_to_policies = Some(0);
+        }
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
         let window = self.stored_window(given, terms);
         self.level.install(given, &window, now);

@@ -30,7 +30,7 @@ pub(super) struct Unsent {
 impl Unsent {
     /// Whether there is something that outage policies took.
     pub(super) fn has_taken(&self) -> bool {
-        self.taken + self.taken_before > 0
+        self.taken > 0 || self.taken_before > 0
     }
 }
 
@@ -97,8 +97,8 @@ impl Spending {
         self.unsent.spent_before += entry.spent_before;
         self.unsent.debt += entry.debt;
         self.unsent.allowed += entry.allowed;
-        self.unsent.taken += entry.taken;
-        self.unsent.taken_before += entry.taken_before;
+        self.unsent.taken = self.unsent.taken.saturating_add(entry.taken);
+        self.unsent.taken_before = self.unsent.taken_before.saturating_add(entry.taken_before);
         self.unsent.refunded.add(entry.refunded);
         self.unsent.unspent.add(entry.unspent);
     }

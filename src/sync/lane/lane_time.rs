@@ -38,8 +38,9 @@ impl LaneTime {
         self.sent.plus_micros(ahead_us - ahead_us / CLOCK_ERROR_DIVISOR)
     }
 
-    /// The lane's time of which [`earliest`](Self::earliest) may be `now`, and no earlier one.
-    pub(super) fn latest_us(&self, now: Timestamp) -> i64 {
+    /// The latest that the lane's time can be at `now`, however the two clocks drift: [`earliest`](Self::earliest) of any later time is
+    /// after `now`.
+    pub(super) fn latest_with_drift_us(&self, now: Timestamp) -> i64 {
         let own_us = now.micros_since(self.sent);
         self.time_us.saturating_add_unsigned(own_us + own_us / (CLOCK_ERROR_DIVISOR - 1) + 1)
     }

@@ -162,12 +162,12 @@ impl Lane {
     ) {
         let terms = self.terms(slot, context);
         let next = self.policy_window(slot, &terms, ends_us, now);
-        self.accounts.change(slot, |account| account.turn_policy_window(now, next));
+        let is_in_time = context.counts_window_in_time(now);
+        self.accounts.change(slot, |account| account.turn_policy_window(now, next, is_in_time));
         self.count_decisions(slot, context);
     }
 
-    /// The first window of the key that ends after `after_us` of the lane's time, and surely not so soon that it is to be turned
-    /// by `now`.
+    /// The first window of the key that ends after `after_us` of the lane's time and is not to be counted by `now`.
     fn policy_window(
         &self,
         slot: usize,
@@ -176,7 +176,7 @@ impl Lane {
         now: Timestamp,
     ) -> Option<PolicyWindow> {
         let (time, scale) = (self.replies.time?, self.accounts[slot].stored_scale());
-        let at_us = after_us.max(time.latest_us(now.plus_micros(WINDOW_MARGIN_US)));
+        let at_us = after_us.max(time.latest_with_drift_us(now.plus_micros(WINDOW_MARGIN_US)));
         let ends_us = match (scale.curve, terms.calendar) {
             (Curve::FixedWindow | Curve::SlidingWindow, _) => scale.window_ends_us(at_us),
             (Curve::CalendarWindow, Some(calendar)) => {
