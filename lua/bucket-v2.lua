@@ -196,8 +196,8 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return previous, units - before + counted(previous, token, window_us, stamp_us) - counted_before
   end
 
-  -- The level when it is known which window of a calendar it is, and when that ends: 0 if no node has told. `ends_us` is
-  -- when the window of the level ends, `told_begins_us` and `told_ends_us` are what the node says of the one now.
+  -- The level when it is known which window of a calendar it is, what is still outstanding then, and when that window ends: 0 if
+  -- no node has told. `ends_us` is when the window of the level ends; a node has told when the one now began and ends.
   local function open_window(level, out0, out1, ends_us, burst, window_us, stamp_us, epoch_us, told_begins_us, told_ends_us)
     -- No window is longer than four that the quota names. If one is, the lane's time went back.
     local latest_us = now_us + 4 * window_us
@@ -446,8 +446,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       leased0, leased1, depth0, depth1, out0, out1, demand0, demand1
   end
 
-  -- Takes back charges of tokens that were not used, of requests that were decided from `from_us` on. Of a window that
-  -- has ended nothing comes back.
+  -- Takes back charges of `from_us` or later. Of a window that has ended nothing comes back.
   local function refund(level, charged, beyond, tokens, curve, token, burst, window_us, previous, stamp_us, from_us,
       told_begins_us, told_ends_us)
     local most, is_of_window_now = burst, true

@@ -572,38 +572,6 @@ fn same_random_batches_through_model_and_script_give_equal_replies_and_states() 
     every_key_expires(&mut world.raw);
 }
 
-/// An entry that says nothing.
-fn empty_entry(scale: Scale) -> Entry {
-    Entry {
-        limit: "limit".into(),
-        key: b"key"[..].into(),
-        scale,
-        version: 0,
-        epoch_us: 1,
-        spent: 0,
-        debt: 0,
-        allowed: 0,
-        taken: 0,
-        taken_before: 0,
-        returned: 0,
-        lost: 0,
-        back_rate: 0,
-        back_depth: 0,
-        spent_before: 0,
-        refunded: Backdated::default(),
-        window_span_us: [0; 2],
-        unspent: Backdated::default(),
-        held: Held::default(),
-        demand: 0,
-        needed: 0,
-        want: 0,
-        want_rate: 0,
-        restore: false,
-        claim: None,
-        reset: false,
-    }
-}
-
 fn every_key_expires(raw: &mut redis::Connection) {
     let names: Vec<Vec<u8>> = raw.keys("*").unwrap();
     assert!(!names.is_empty());

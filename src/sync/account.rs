@@ -266,7 +266,7 @@ impl Account {
         Agenda {
             due,
             newcomer_due,
-            lease_ends: self.lease_ends().unwrap_or(self.policy_turns()),
+            ends: self.lease_ends().unwrap_or(self.policy_turns()),
             wait_ends: self.wait_ends(),
             pending: self.pending(),
             depth: self.lease.held.depth,

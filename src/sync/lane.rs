@@ -365,8 +365,8 @@ impl Lane {
     /// Deals with what has ended by now at this node.
     pub(crate) fn catch_up(&mut self, now: Timestamp, context: &mut Context) {
         self.silence.run(self.flight.is_some(), now);
-        while let Some(slot) = self.accounts.lease_ended(now) {
-            self.lease_ended(slot, now, context);
+        while let Some(slot) = self.accounts.ended(now) {
+            self.ended(slot, now, context);
         }
         while let Some(slot) = self.accounts.wait_ended(now) {
             self.accounts.change(slot, |account| account.give_up(now));

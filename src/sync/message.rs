@@ -80,6 +80,13 @@ pub(crate) struct Held {
     pub tag: i64,
 }
 
+impl Held {
+    /// When the lease ends in the store.
+    pub(crate) fn ends_us(&self, epoch_us: u64) -> i64 {
+        (self.tag + 2).saturating_mul(epoch_us as i64)
+    }
+}
+
 /// Tokens that go back, and the time of the store from which they do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Backdated {

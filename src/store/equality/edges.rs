@@ -28,7 +28,7 @@ fn entries(scale: Scale, now_us: i64) -> Vec<Entry> {
             for (want_rate, held_rate) in [(0, 0), (demand, 0), (demand, rate / 4)] {
                 let tag = now_us / EPOCH_US;
                 let held = Held { rate: held_rate, stamp_us: now_us, tag, ..Held::default() };
-                let asked = Entry { demand, needed, want, want_rate, ..empty_entry(scale) };
+                let asked = Entry { demand, needed, want, want_rate, ..Entry::empty(scale) };
                 let key = entries.len().to_string().into_bytes().into();
                 let claim = Some(claim);
                 entries.push(Entry { key, epoch_us: EPOCH_US, held, claim, ..asked });

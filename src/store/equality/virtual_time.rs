@@ -166,7 +166,7 @@ fn level_lowered_by_leases_of_a_lost_lane_has_the_same_floor_in_model_and_script
     let entry = |now_us: i64, spent, later_epochs| {
         let tag = now_us / EPOCH_US + later_epochs;
         let held = Held { outstanding: spent, tag, stamp_us: now_us, ..Held::default() };
-        vec![Entry { epoch_us: EPOCH_US, spent, held, ..empty_entry(scale) }]
+        vec![Entry { epoch_us: EPOCH_US, spent, held, ..Entry::empty(scale) }]
     };
     // What is outstanding is as far below zero as it may be in one epoch, and so is the level.
     for spent in [0, i64::MAX, i64::MAX] {
@@ -188,14 +188,14 @@ fn debt_beyond_what_a_double_counts_is_written_off_alike_in_model_and_script() {
     // Much is outstanding in both epochs, or else the level would be as low as it gets.
     for _ in 0..2 {
         node.world.pass(1);
-        let tag = node.now_us() / empty_entry(scale).epoch_us;
+        let tag = node.now_us() / Entry::empty(scale).epoch_us;
         let held = Held { outstanding: 3 << 50, tag, stamp_us: node.now_us(), ..Held::default() };
-        node.send(vec![Entry { restore: true, held, ..empty_entry(scale) }]);
+        node.send(vec![Entry { restore: true, held, ..Entry::empty(scale) }]);
     }
-    let tag = node.now_us() / empty_entry(scale).epoch_us;
+    let tag = node.now_us() / Entry::empty(scale).epoch_us;
     let held = Held { tag, stamp_us: node.now_us(), ..Held::default() };
     for lost in [0, 0, 1] {
-        node.send(vec![Entry { debt: 1 << 50, lost, held, ..empty_entry(scale) }]);
+        node.send(vec![Entry { debt: 1 << 50, lost, held, ..Entry::empty(scale) }]);
     }
     let key = node.key();
     assert!(key.written_off > SUM_MAX / 2, "{key:?}");
@@ -257,7 +257,7 @@ fn leases_of_a_record_from_the_future_end_from_the_same_microsecond_on_in_model_
     for back_us in [fill_us - 1, fill_us, fill_us + 1, 2 * fill_us] {
         let mut node = OneNode::new();
         let rate = scale.rate / 2;
-        let entry = Entry { epoch_us: HOUR_US, demand: rate, want: 9, ..empty_entry(scale) };
+        let entry = Entry { epoch_us: HOUR_US, demand: rate, want: 9, ..Entry::empty(scale) };
         node.send(vec![Entry { want_rate: rate, debt: 199, ..entry.clone() }]);
         assert!(node.key().leased[0] > 0);
         node.lose_lane();
@@ -281,12 +281,12 @@ fn window_of_a_calendar_that_ends_too_late_is_forgotten_in_model_and_script() {
         node.send(vec![Entry {
             window_span_us: told(node.now_us()),
             debt: 9,
-            ..empty_entry(scale)
+            ..Entry::empty(scale)
         }]);
         node.lose_lane();
         node.replace(8);
         node.world.pass(-back_us);
-        node.send(vec![Entry { window_span_us: told(node.now_us()), ..empty_entry(scale) }]);
+        node.send(vec![Entry { window_span_us: told(node.now_us()), ..Entry::empty(scale) }]);
         let (key, now_us) = (node.key(), node.now_us());
         let expected_us = if is_kept { ends_us } else { told(now_us)[1] };
         assert_eq!(key.window_ends_us, expected_us, "{back_us} us back");
@@ -299,13 +299,13 @@ fn record_of_the_microsecond_of_a_loss_keeps_its_level_and_an_earlier_one_does_n
     let scale = Quota::per_second(1000).burst(200).scale("x").unwrap();
     for (later_us, is_kept) in [(0, true), (1, false)] {
         let mut node = OneNode::new();
-        node.send(vec![empty_entry(scale)]);
+        node.send(vec![Entry::empty(scale)]);
         node.world.pass(later_us);
         node.incarnation = Some(Incarnation::new(&[9; 16], 5));
         assert_eq!(node.send(Vec::new()).verdict, BatchVerdict::Reborn);
         node.replace(8);
         node.world.pass(1000);
-        node.send(vec![empty_entry(scale)]);
+        node.send(vec![Entry::empty(scale)]);
         let key = node.key();
         assert_eq!(key.level == scale.burst, is_kept, "{key:?}");
     }
@@ -330,7 +330,7 @@ fn model_forgets_keys_whose_time_is_over_once_in_so_many_calls() {
     let node = OneNode::new();
     let scale = Quota::per_second(1000).scale("x").unwrap();
     let mut model = Model::default();
-    model.sync(&node.batch(vec![empty_entry(scale)]), BEGIN_US);
+    model.sync(&node.batch(vec![Entry::empty(scale)]), BEGIN_US);
     let over_us = 1000 * model.keys.values().next().unwrap().until_ms;
     let other = OneNode { instance: [8; 16], ..node };
     for call in 2..=2 * EXPIRY_CALLS {

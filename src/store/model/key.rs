@@ -524,7 +524,7 @@ pub(super) fn flow(level: i64, rate: i64, micros: i64, cap: i64) -> i64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::sync::message::{Backdated, Held};
+    use crate::sync::message::Held;
 
     /// A record of a window of a second with 1000 tokens, brought up to date at 10.5 s.
     pub(crate) fn sliding(previous: i64, leased: i64) -> Key {
@@ -573,32 +573,10 @@ pub(super) mod tests {
     #[test]
     fn sliding_window_charges_spent_before_to_the_window_before() {
         let entry = |spent_before, stamp_us| Entry {
-            limit: "x".into(),
-            key: b"k"[..].into(),
-            scale: sliding(0, 0).scale,
-            version: 0,
-            epoch_us: 5_000_000,
             spent: 100,
-            debt: 0,
-            allowed: 0,
-            taken: 0,
-            taken_before: 0,
-            returned: 0,
-            lost: 0,
-            back_rate: 0,
-            back_depth: 0,
             spent_before,
-            refunded: Backdated::default(),
-            window_span_us: [0; 2],
-            unspent: Backdated::default(),
             held: Held { stamp_us, ..Held::default() },
-            demand: 0,
-            needed: 0,
-            want: 0,
-            want_rate: 0,
-            restore: false,
-            claim: None,
-            reset: false,
+            ..Entry::empty(sliding(0, 0).scale)
         };
         // At the middle of a window, half of the one before counts. No more counts as spent before than was spent, and a
         // window has a burst.

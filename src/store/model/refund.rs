@@ -80,3 +80,52 @@ impl Key {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::key::tests::sliding;
+    use super::*;
+
+    /// The tokens left at 10.5 s, of 100 before, once 60 come back that nothing was spent of in a lease: it was given then, and
+    /// epochs last `epoch_us`.
+    fn level_after(curve: Curve, given_us: i64, epoch_us: i64) -> i64 {
+        // Five tokens are beyond the burst, which another plan had allowed.
+        let mut key = Key { birth_us: 8_000_000, beyond: [5, 0], ..sliding(0, 0) };
+        let token = key.scale.token;
+        (key.scale.curve, key.level) = (curve, 100 * token);
+        let unspent = Backdated { tokens: 60, from_us: given_us };
+        key.take_back_unspent(&Entry { epoch_us, unspent, ..Entry::empty(key.scale) });
+        assert_eq!((key.beyond, key.charged), ([5, 0], 0), "a lease's end lowers the level alone");
+        key.level / token
+    }
+
+    #[test]
+    fn what_a_lease_left_comes_back_in_the_window_in_which_it_ended() {
+        for curve in [Curve::FixedWindow, Curve::SlidingWindow] {
+            // It ended at 10.4 s, 10 s, 9.6 s, and ends at 11.2 s.
+            assert_eq!(level_after(curve, 9_700_000, 400_000), 160, "{curve:?}");
+            assert_eq!(level_after(curve, 9_200_000, 500_000), 100, "{curve:?}: the window before");
+            assert_eq!(level_after(curve, 8_900_000, 400_000), 100, "{curve:?}: the window before");
+            assert_eq!(level_after(curve, 10_400_000, 400_000), 100, "{curve:?}: not yet");
+        }
+    }
+
+    #[test]
+    fn what_a_lease_of_a_log_left_comes_back_for_as_long_as_its_charge_counts() {
+        assert_eq!(level_after(Curve::SlidingLog, 8_900_000, 400_000), 160, "it ended at 9.6 s");
+        assert_eq!(level_after(Curve::SlidingLog, 8_500_000, 400_000), 100, "it ended at 9.2 s");
+    }
+
+    #[test]
+    fn what_a_lease_of_a_token_bucket_left_comes_back_less_what_has_flowed_in_since() {
+        // A thousand flow in each second.
+        assert_eq!(level_after(Curve::Refill, 10_420_000, 20_000), 119, "it ended at 10.46 s");
+        assert_eq!(level_after(Curve::Refill, 10_360_000, 20_000), 100, "it ended at 10.4 s");
+    }
+
+    #[test]
+    fn record_that_is_younger_than_a_lease_takes_nothing_of_it_back() {
+        assert_eq!(level_after(Curve::SlidingLog, 8_000_000, 960_000), 160, "as old as it");
+        assert_eq!(level_after(Curve::SlidingLog, 7_999_999, 960_000), 100);
+    }
+}

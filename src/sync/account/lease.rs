@@ -194,7 +194,8 @@ impl LeaseState {
         let (Some(from_us), Some(left_to_policies)) = (given_us, self.left_to_policies) else {
             return Backdated::default();
         };
-        let until_us = stored.refill_until_us(held.stamp_us, (held.tag + 2) * epoch_us as i64);
+        let ends_us = held.ends_us(epoch_us) - i64::from(stored.curve != Curve::Refill);
+        let until_us = stored.refill_until_us(held.stamp_us, ends_us);
         let flowed = (held.rate + entry.back_rate).saturating_mul(until_us - held.stamp_us);
         let outstanding = held.outstanding.saturating_add(flowed) / token;
         let spent = entry.spent + spent + left_to_policies;

@@ -42,7 +42,7 @@ impl Account {
         let is_alive = self.outlives(outage, terms);
         let left = i64::from(self.bucket.withdraw(u32::MAX));
         let own = if is_alive { left } else { 0 };
-        let own_given_us = given_us(&self.lease.held, terms.epoch_us);
+        let own_given_us = self.own_given_us(terms);
         let (rate, depth, loan) = self.policy_terms(terms, is_alive, nodes);
         let open = terms.outage == OutagePolicy::Open;
         let refilled =
@@ -80,8 +80,7 @@ impl Account {
 
     /// Whether the lease lasted until the silence began. If it ended before, others may have leased the same since.
     fn outlives(&self, outage: &Outage, terms: &Terms) -> bool {
-        let ends_us = (self.lease.held.tag + 2).saturating_mul(terms.epoch_us as i64);
-        ends_us > outage.last_us
+        self.lease.held.ends_us(terms.epoch_us) > outage.last_us
     }
 
     /// The rate and the depth that the limit's policy gives to one of `nodes`, and the tokens that it lends from the
@@ -174,6 +173,31 @@ impl Account {
         policy.own = (-taken).clamp(0, policy.own * unit) / unit;
         policy.begun = amended.units - policy.own * unit;
         (policy.entered, policy.admitted_before) = (now, allowed);
+    }
+
+    /// When the lease was renewed last of which a policy has tokens, if it is known when it ends and what it left.
+    fn own_given_us(&self, terms: &Terms) -> Option<i64> {
+        self.lease.left_to_policies.and(given_us(&self.lease.held, terms.epoch_us))
+    }
+
+    /// The store has renewed the lease, which is another one if the last one had ended (`is_void`). Its answer may be of the time before the
+    /// policy that is in force.
+    pub(super) fn renew_left_to_policies(&mut self, is_void: bool, terms: &Terms) {
+        if is_void || self.policy.is_none() {
+            self.lease.left_to_policies = Some(0);
+            return;
+        }
+        let own_given_us = self.own_given_us(terms);
+        if let Some(policy) = &mut self.policy {
+            policy.own_given_us = own_given_us;
+        }
+    }
+
+    /// Tokens are to be reported as admitted without the store that the policy in force did not admit.
+    pub(super) fn count_before_policy(&mut self, tokens: i64) {
+        if let Some(policy) = &mut self.policy {
+            policy.admitted_before += tokens;
+        }
     }
 
     /// When the window is to be turned in which a policy is in force.

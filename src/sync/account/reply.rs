@@ -39,20 +39,15 @@ impl Account {
             // The store counted all that was leased as spent.
             let unsent = &mut self.spending.unsent;
             let spent = std::mem::take(&mut unsent.spent);
+            let unspent =
+                self.lease.unspent(entry, spent, &stored, self.scale.token, terms.epoch_us);
             unsent.allowed += spent;
-            unsent.unspent.add(self.lease.unspent(
-                entry,
-                spent,
-                &stored,
-                self.scale.token,
-                terms.epoch_us,
-            ));
+            unsent.unspent.add(unspent);
             unsent.spent_before = 0;
+            self.count_before_policy(spent);
         }
         self.lease.renew(given, entry, first_sent, stored, self.scale.token);
-        if given.void || entry.restore || self.policy.is_none() {
-            self.lease.left_to_policies = Some(0);
-        }
+        self.renew_left_to_policies(given.void, terms);
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
         let window = self.stored_window(given, terms);
         self.level.install(given, &window, now);

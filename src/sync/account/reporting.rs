@@ -46,6 +46,8 @@ impl Account {
         let tokens = self.bucket.mint_tokens(now, self.scale.token);
         if self.lease.restore {
             self.lease.held.outstanding = self.most_held(tokens);
+            // What outage policies began with is not in it.
+            self.lease.left_to_policies = Some(0);
         }
         self.arrivals.stop_probing();
         let entry = self.entry(limit, terms, &wanted, &returned, tokens);
@@ -146,6 +148,7 @@ impl Account {
         self.callers.asked = 0;
         self.resets.take_back();
         self.spending.take_back(entry);
+        self.count_before_policy(entry.allowed);
         self.lease.forfeited += entry.returned + entry.lost;
     }
 }

@@ -92,7 +92,8 @@ pub(crate) struct Agenda {
     pub(crate) due: Timestamp,
     /// The same of a newcomer.
     pub(crate) newcomer_due: Timestamp,
-    pub(crate) lease_ends: Timestamp,
+    /// When its lease or its window ends, or the window of its outage policy.
+    pub(crate) ends: Timestamp,
     /// When its first waiting caller has waited long enough.
     pub(crate) wait_ends: Timestamp,
     /// Tokens pending or to be reported.
@@ -112,7 +113,7 @@ impl Agenda {
     pub(crate) const NONE: Self = Self {
         due: Timestamp::NEVER,
         newcomer_due: Timestamp::NEVER,
-        lease_ends: Timestamp::NEVER,
+        ends: Timestamp::NEVER,
         wait_ends: Timestamp::NEVER,
         pending: 0,
         depth: 0,

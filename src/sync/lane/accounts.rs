@@ -63,7 +63,8 @@ pub(super) struct Accounts {
     due: Queue,
     /// The same of keys about which the store has not answered, and for which no caller waits.
     newcomers_due: Queue,
-    lease_ends: Queue,
+    /// When the lease of each account or its window ends, or the window of its outage policy.
+    ends: Queue,
     /// When each account's first waiting caller has waited long enough.
     wait_ends: Queue,
 }
@@ -125,7 +126,7 @@ impl Accounts {
         let old = std::mem::replace(&mut self.slab[slot].queued, new);
         self.due.move_slot(slot, old.due, new.due);
         self.newcomers_due.move_slot(slot, old.newcomer_due, new.newcomer_due);
-        self.lease_ends.move_slot(slot, old.lease_ends, new.lease_ends);
+        self.ends.move_slot(slot, old.ends, new.ends);
         self.wait_ends.move_slot(slot, old.wait_ends, new.wait_ends);
         let sums = &mut self.sums;
         let count = |sum: &mut usize, old: bool, new: bool| {
@@ -168,9 +169,9 @@ impl Accounts {
         self.due.first_at().min(self.newcomers_due.first_at())
     }
 
-    /// An account whose lease has ended.
-    pub(super) fn lease_ended(&self, now: Timestamp) -> Option<usize> {
-        self.lease_ends.first_by(now)
+    /// An account whose lease or window has ended.
+    pub(super) fn ended(&self, now: Timestamp) -> Option<usize> {
+        self.ends.first_by(now)
     }
 
     /// An account whose first caller has waited long enough.
@@ -178,8 +179,8 @@ impl Accounts {
         self.wait_ends.first_by(now)
     }
 
-    /// When the first lease or wait ends.
+    /// When the first lease, window or wait ends.
     pub(super) fn ends_at(&self) -> Timestamp {
-        self.lease_ends.first_at().min(self.wait_ends.first_at())
+        self.ends.first_at().min(self.wait_ends.first_at())
     }
 }

@@ -140,7 +140,8 @@ impl Lane {
         }
     }
 
-    pub(super) fn lease_ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
+    /// The key's lease or its window has ended, or the window of its outage policy.
+    pub(super) fn ended(&mut self, slot: usize, now: Timestamp, context: &mut Context) {
         if let Some(PolicyWindow { ends_us, .. }) = self.accounts[slot].policy_window() {
             self.turn_policy_window(slot, ends_us, now, context);
             return;
