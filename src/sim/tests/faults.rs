@@ -373,11 +373,11 @@ fn node_that_is_behind_is_as_good_as_before_soon_after_its_store_stood_still() {
     assert!(per_mille < 20, "{per_mille} per mille");
 }
 
-/// Tokens of a key's 100 a year that are spent by ten requests, by those in a `fault` that leases do not outlive, and later by
+/// Tokens of a key's 100 a year that are spent by 22 requests, by those in a `fault` that leases do not outlive, and later by
 /// more than there are on each node.
 fn spent_of_a_year(limit: Limit, (fault, in_fault): (Fault, u64)) -> u32 {
-    // Some of them when the fault has begun, of the lease.
-    let before = (0..10).map(|index| request(SECOND_US + index * 50_000, 0, 1));
+    // The last ones when the fault has begun, of the lease.
+    let before = (0..22).map(|index| request(SECOND_US + index * 20_000, 0, 1));
     let during = (0..in_fault).map(|index| request(4 * SECOND_US + index * 300_000, 0, 1));
     let after =
         (0..1200).map(|index| request(20 * SECOND_US + index * 10_000, index as u16 % 4, 1));
