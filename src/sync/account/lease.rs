@@ -239,3 +239,43 @@ fn outstanding_after(given: &Given, entry: &Entry, stored: Scale, unit: i64) -> 
         .map(|units| i128::from(converted(units, stored.token, unit)));
     outstanding.clamp(least, most) as i64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A lease of 30 tokens that was renewed at 10.2 s and rose by a token in 100 ms; epochs last half a second, so that it ended at 11 s. Its
+    /// last report said that 5 were spent.
+    fn entry(curve: Curve) -> Entry {
+        let scale = Scale { rate: 100, token: 1_000_000, burst: 100_000_000, curve };
+        let (stamp_us, tag) = (10_200_000, 20);
+        let held = Held { rate: 10, outstanding: 30_000_000, stamp_us, tag, ..Held::default() };
+        Entry { spent: 5, held, ..Entry::empty(scale) }
+    }
+
+    fn unspent(lease: &LeaseState, entry: &Entry) -> i64 {
+        lease.unspent(entry, 7, &entry.scale, entry.scale.token, 500_000).tokens
+    }
+
+    #[test]
+    fn what_a_lease_left_is_what_was_outstanding_at_its_end_less_all_that_was_spent() {
+        let lease = LeaseState::none();
+        // 800 ms of refill; of the sliding window that ends at 11 s, a microsecond less.
+        assert_eq!(unspent(&lease, &entry(Curve::Refill)), 30 + 8 - 5 - 7);
+        assert_eq!(unspent(&lease, &entry(Curve::SlidingWindow)), 30 + 7 - 5 - 7);
+        let lease = LeaseState { left_to_policies: Some(20), ..LeaseState::none() };
+        assert_eq!(unspent(&lease, &entry(Curve::Refill)), 6, "a policy tells the rest");
+        let lease = LeaseState { left_to_policies: Some(30), ..LeaseState::none() };
+        assert_eq!(unspent(&lease, &entry(Curve::Refill)), 0);
+    }
+
+    #[test]
+    fn what_a_lease_left_is_not_told_where_its_end_or_its_store_is_not_known() {
+        let (lease, entry) = (LeaseState::none(), entry(Curve::Refill));
+        assert_eq!(unspent(&lease, &Entry { restore: true, ..entry.clone() }), 0);
+        let held = Held { tag: 19, ..entry.held };
+        assert_eq!(unspent(&lease, &Entry { held, ..entry.clone() }), 0, "another node's epochs");
+        let lease = LeaseState { left_to_policies: None, ..LeaseState::none() };
+        assert_eq!(unspent(&lease, &entry), 0, "the quota has changed");
+    }
+}
