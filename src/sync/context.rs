@@ -207,7 +207,7 @@ struct NodeCounts {
 }
 
 impl Context {
-    /// Whether what a key took in a window can be counted before the window ends, if that was so by the reading `now` of the clock.
+    /// Whether another key's window can be counted before it ends. The clock was read at `now`, and each count takes time.
     pub(crate) fn counts_window_in_time(&mut self, now: Timestamp) -> bool {
         if self.windows_counted.0 != now {
             self.windows_counted = (now, 0);

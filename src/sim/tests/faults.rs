@@ -391,7 +391,7 @@ fn spent_of_a_year(limit: Limit, (fault, in_fault): (Fault, u64)) -> u32 {
 /// What a node held when its lease ended counted as spent for the rest of the window: 90 of 100 tokens of a year were lost
 /// in an outage of 4 s.
 #[test]
-fn tokens_of_leases_that_end_in_a_fault_and_nobody_spent_are_there_again() {
+fn unspent_tokens_of_leases_that_end_in_a_fault_come_back() {
     const YEAR: Duration = Duration::from_secs(365 * 86_400);
     for case in [
         (Fault::StoreGone { for_us: 4 * SECOND_US }, 0),

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lease_left_comes_back_in_the_window_in_which_it_ended() {
+    fn unspent_tokens_of_a_lease_are_refunded_only_in_the_window_in_which_it_ended() {
         for curve in [Curve::FixedWindow, Curve::SlidingWindow] {
             // It ended at 10.4 s, 10 s, 9.6 s, and ends at 11.2 s.
             assert_eq!(level_after(curve, 9_700_000, 400_000), 160, "{curve:?}");
@@ -111,20 +111,20 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lease_of_a_log_left_comes_back_for_as_long_as_its_charge_counts() {
+    fn unspent_tokens_of_a_lease_are_refunded_to_a_sliding_log_within_its_window() {
         assert_eq!(level_after(Curve::SlidingLog, 8_900_000, 400_000), 160, "it ended at 9.6 s");
         assert_eq!(level_after(Curve::SlidingLog, 8_500_000, 400_000), 100, "it ended at 9.2 s");
     }
 
     #[test]
-    fn what_a_lease_of_a_token_bucket_left_comes_back_less_what_has_flowed_in_since() {
+    fn unspent_tokens_of_a_lease_are_refunded_to_a_token_bucket_less_refill_since_its_end() {
         // A thousand flow in each second.
         assert_eq!(level_after(Curve::Refill, 10_420_000, 20_000), 119, "it ended at 10.46 s");
         assert_eq!(level_after(Curve::Refill, 10_360_000, 20_000), 100, "it ended at 10.4 s");
     }
 
     #[test]
-    fn record_that_is_younger_than_a_lease_takes_nothing_of_it_back() {
+    fn unspent_tokens_of_a_lease_are_not_refunded_to_a_younger_record() {
         assert_eq!(level_after(Curve::SlidingLog, 8_000_000, 960_000), 160, "as old as it");
         assert_eq!(level_after(Curve::SlidingLog, 7_999_999, 960_000), 100);
     }

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lease_left_is_what_was_outstanding_at_its_end_less_all_that_was_spent() {
+    fn unspent_tokens_of_a_lease_are_those_outstanding_at_its_end_less_those_spent() {
         let lease = LeaseState::none();
         // 800 ms of refill; of the sliding window that ends at 11 s, a microsecond less.
         assert_eq!(unspent(&lease, &entry(Curve::Refill)), 30 + 8 - 5 - 7);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lease_left_is_not_told_where_its_end_or_its_store_is_not_known() {
+    fn unspent_tokens_are_not_reported_after_a_restore_or_change_of_quota() {
         let (lease, entry) = (LeaseState::none(), entry(Curve::Refill));
         assert_eq!(unspent(&lease, &Entry { restore: true, ..entry.clone() }), 0);
         let held = Held { tag: 19, ..entry.held };

@@ -9,7 +9,7 @@ use crate::quota::Curve;
 use crate::sync::message::Backdated;
 use crate::time::Timestamp;
 
-/// Windows that are longer are looked at at each end, though nothing was taken in one: long windows end rarely.
+/// The engine counts longer windows at each end, even unused ones: they end rarely.
 const UNUSED_WINDOW_LEAST_US: i64 = 60_000_000;
 
 impl Account {
@@ -109,8 +109,8 @@ impl Account {
     }
 
     /// Ends the outage policy: the store answers again, and did from `back` on; `None` if it answered others all the
-    /// time. What the policy took is to be reported now;
-    /// by the lane's time it is `stamp_us` at least.
+    /// time. What the policy took is to be reported now.
+    /// The lane's time is at least `stamp_us`.
     pub(crate) fn leave_policy(&mut self, now: Timestamp, back: Option<Timestamp>, stamp_us: i64) {
         self.collect(now, true);
         self.schedule.due = now;
@@ -145,8 +145,8 @@ impl Account {
 
     /// The window has ended in which a policy is in force: what it took so far is charged to that, and what it takes from now on to
     /// the `next`. If the engine comes late, or is not in time by other keys' windows, nobody knows in which of the two it was taken: then
-    /// it is charged to the next too. What is taken in a time in which the engine is held up between the reading of `now` and the count
-    /// is within what the bound allows shares of windows.
+    /// it is charged to the next too. The engine may also be held up between its reading of `now` and the count. What is taken meanwhile is
+    /// within what the bound allows shares of windows.
     pub(crate) fn turn_policy_window(
         &mut self,
         now: Timestamp,
@@ -160,7 +160,7 @@ impl Account {
         let (unit, allowed) = (self.scale.token, self.spending.unsent.allowed);
         let admitted = (allowed - policy.admitted_before).saturating_mul(unit);
         if (admitted == 0 || !is_in_time) && window_us < UNUSED_WINDOW_LEAST_US {
-            // Many keys are not looked at again and again for nothing.
+            // Many keys would cost the engine much for little.
             policy.window = None;
         }
         if now >= window.ends || !is_in_time {

@@ -14,7 +14,7 @@ pub(crate) struct Outage {
     pub(crate) last_us: i64,
 }
 
-/// A window that it is while an outage policy is in force.
+/// The current window of a key whose outage policy is in force.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PolicyWindow {
     /// By the lane's time.
@@ -60,8 +60,8 @@ impl PolicyInForce {
         }
     }
 
-    /// What the policy took until `now` from the bucket of all, in units, of which `left` are left and so many were `admitted`. Less than
-    /// none if it did not spend what was left of the lease.
+    /// What the policy took from the bucket of all until `now`, in units. `left` are left of its own bucket, and `admitted` were admitted.
+    /// The result is negative if a part of the lease was not spent.
     pub(super) fn taken(
         &self,
         (left, admitted): (i64, i64),

@@ -168,7 +168,7 @@ impl Lane {
         self.count_decisions(slot, context);
     }
 
-    /// The first window of the key that ends after `after_us` of the lane's time and is not to be counted by `now`.
+    /// The key's first window that ends after `after_us` of the lane's time, and is not due for its count at `now` already.
     fn policy_window(
         &self,
         slot: usize,
