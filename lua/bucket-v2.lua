@@ -507,7 +507,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
   local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW =
     FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW
-  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<ddddddddddddddd'
+  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddddddddddd'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
@@ -523,8 +523,10 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local RESTORE, CLAIM, REST, RESET = 1, 2, 4, 8
   -- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
   -- showed that the record had been lost, WITHHELD where the lane gives less than it has,
-  -- CREDIT_WITHHELD where that is because something was lost or not heard of yet.
-  local GIVEN, OTHER_QUOTA, FOREIGN, GIVEN_VOID, TIMED, LOST, WITHHELD, CREDIT_WITHHELD = 0, 1, 2, 3, 4, 8, 16, 32
+  -- CREDIT_WITHHELD where that is because something was lost or not heard of yet, PREVIOUS where it follows what was
+  -- charged in the window before.
+  local GIVEN, OTHER_QUOTA, FOREIGN, GIVEN_VOID, TIMED, LOST, WITHHELD, CREDIT_WITHHELD, PREVIOUS =
+    0, 1, 2, 3, 4, 8, 16, 32, 64
 
   local pack, unpack_numbers, floor, min, max = pack, unpack_numbers, floor, min, max
   local rare
@@ -563,7 +565,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       unpack_numbers(ENTRY_FORMAT, batch, at)
     local debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before = 0, 0, 0, 0, 0, 0, 0, 0
     local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
-    local unspent, unspent_given_us, taken_before = 0, 0, 0
+    local unspent, unspent_given_us, taken_before, claimed_previous = 0, 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
     local has_refill_ended, is_reset = false, false
     at = next_at
@@ -575,8 +577,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
           return nil
         end
         debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, refunded,
-          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_given_us, taken_before, at =
-            unpack_numbers(REST_FORMAT, batch, at)
+          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_given_us, taken_before,
+          claimed_previous, at = unpack_numbers(REST_FORMAT, batch, at)
       end
     end
     if quotas[number] ~= terms then
@@ -752,13 +754,17 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
         unleased = max(unleased - min(rate_before * life_us, 2^52), -2^52)
       end
       -- Of what can be leased the lower holds; what the node holds was there beside it.
+      local most = burst
       if has_claim then
         unleased = min(unleased, claim)
         level = min(level, unleased + out0 + out1)
+        if curve == SLIDING_WINDOW then previous = max(previous, min(claimed_previous, burst)) end
       end
+      -- Of a sliding window, what was charged in the one before still counts.
+      if curve == SLIDING_WINDOW then most = burst - rare.counted(previous, token, window_us, stamp_us) end
       -- A node that registers anew tells the most that it can hold: that may not be there.
       if is_current and not restoring then level = level + out end
-      level = max(min(level, burst), -2^52)
+      level = max(min(level, most), -2^52)
     end
     if is_current then
       if anew then
@@ -999,6 +1005,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     if refusal then
       parts[parts_before + index], records[index], places[index] = refusal, false, false
     else
+      local slides = curve == SLIDING_WINDOW and previous > 0
+      if slides then status = status + PREVIOUS end
       if stamp_us == now_us and epoch_us == wanted_epoch_us then
         parts[parts_before + index] = pack(GRANT_FORMAT, status, tokens, added, depth, available,
           whole, leased + added, recall)
@@ -1007,6 +1015,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
           available, whole, leased + added, recall,
           stamp_us, epoch, (epoch + 2) * epoch_us - now_us)
       end
+      if slides then parts[parts_before + index] = parts[parts_before + index] .. pack('<d', previous) end
       -- A bucket may be forgotten when it is full and all its leases have ended, and a little
       -- later. Its expiry is moved only when it has come near.
       local spare_us = (until_ms - kept_from_ms) * 1000 - 2 * epoch_us

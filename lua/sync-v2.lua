@@ -16,7 +16,7 @@
 --                        epoch_us, algorithm behind the two letters of the layout
 --            98 bytes    an entry, in the order of `apply_all` in bucket-v2.lua: the number of its
 --                        quota from 1 and its flags (a byte each), and 12 numbers
---            12 numbers  the rest of an entry, behind it where they are not all zeros
+--            16 numbers  the rest of an entry, behind it where they are not all zeros
 -- ARGV[2]    the batch's hash, 8 bytes
 --
 -- Reply      the bytes of Reply::encode(), a bulk string, which is the node's record too
@@ -28,7 +28,7 @@
 --                        silence_us, grants
 --            24 bytes    the lane's incarnation
 --            57 bytes    a grant: a status of one byte and 7 numbers; 3 more where its times are
---                        not those of the batch
+--                        not those of the batch; one more where windows slide: what was charged in the one before
 --            a number    for each limit that the batch names: nodes that have it
 --
 -- Errors     TIDEGATE FOREIGN <key> <type>  a record of ours holds another program's value
@@ -58,7 +58,7 @@
 
 local WIRE_VERSION, MAGIC_LETTER, ENTRIES_MAX = 2, 'T', 250
 local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddddc16c24', 16 * 8 + 16 + 24
-local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 15 * 8
+local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 16 * 8
 local LANE_FORMAT, LANE_BYTES = '<c2dddddddddc24', #MAGIC + 9 * 8 + 24
 -- What a lane that waits has, or one that was ever lost.
 local TROUBLED_FORMAT, TROUBLED_BYTES = '<dddddd', 6 * 8

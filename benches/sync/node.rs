@@ -128,6 +128,7 @@ impl Node {
             allowed: 0,
             taken: 0,
             taken_before: 0,
+            previous: 0,
             returned: 0,
             lost: held.rate * 25,
             back_rate: 0,

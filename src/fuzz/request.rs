@@ -164,12 +164,14 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         refunded: Backdated::default(),
         window_span_us: [0; 2],
         unspent: Backdated::default(),
+        previous: 0,
         reset: false,
     };
     // What has no bytes of its own: older inputs keep their meaning.
     let mut entry = Entry {
         spent_before: entry.spent / 2,
         taken_before: entry.taken / 2,
+        previous: entry.claim.map_or(0, |claim| claim / 2),
         refunded: Backdated { tokens: entry.debt / 2, from_us: entry.held.stamp_us },
         unspent: Backdated { tokens: entry.allowed / 2, from_us: entry.held.stamp_us },
         reset: entry.spent % 5 == 4,

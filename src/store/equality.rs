@@ -478,6 +478,7 @@ impl World {
             want_rate: random.amount(2 * scale.rate),
             restore: random.one_in(20),
             claim: random.one_in(3).then(|| scale.burst - random.amount(2 * scale.burst)),
+            previous: backdated(random, scale.burst, 0).tokens,
             reset: random.one_in(20),
         };
         if number >= KEYS_SANE && random.one_in(4) {

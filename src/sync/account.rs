@@ -143,6 +143,8 @@ impl Account {
         let age_us = known.age(now).map(micros);
         let view = age_us.map(|age_us| StoreView {
             level: known.tokens().saturating_mul(unit),
+            whole: known.tokens().saturating_mul(unit),
+            previous: 0,
             leased: 0,
             at: now.minus_micros(age_us),
             window_ends_latest: now

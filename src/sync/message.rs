@@ -162,6 +162,8 @@ pub(crate) struct Entry {
     pub restore: bool,
     /// The highest level that the store's bucket can have according to what the node knows, in units.
     pub claim: Option<i64>,
+    /// Units charged in the window before the one now by what the node knows, if windows slide and there is a claim.
+    pub previous: i64,
     /// After all of that the key is to be as if it had never been used, but for what is leased.
     pub reset: bool,
 }
@@ -280,7 +282,7 @@ impl Request {
 }
 
 /// Numbers of an entry's rest.
-const REST_NUMBERS: usize = 15;
+const REST_NUMBERS: usize = 16;
 const HEADER_BYTES: usize = 16 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
 const QUOTA_BYTES: usize = 2 + 6 * 8;
@@ -416,6 +418,7 @@ impl Entry {
             want_rate: natural(self.want_rate),
             restore: self.restore,
             claim: self.claim.map(|claim| claim.clamp(-NUMBER_MAX, NUMBER_MAX)),
+            previous: natural(self.previous),
             reset: self.reset,
         }
     }
@@ -478,6 +481,7 @@ impl Entry {
             self.unspent.tokens,
             self.unspent.from_us,
             self.taken_before,
+            self.previous,
         ]
     }
 }

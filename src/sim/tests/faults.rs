@@ -445,6 +445,24 @@ fn tokens_that_outage_policies_spent_of_leases_do_not_come_back() {
     }
 }
 
+/// Nodes did not tell what had been charged in the window before, so that a window whose record was lost rose no more:
+/// 50%, and 94% after two old states.
+#[test]
+fn sliding_window_admits_most_of_the_ideal_though_its_record_is_lost() {
+    for scenario in [Scenario::LostRecord, Scenario::OldSnapshot] {
+        for nodes in [4, 20] {
+            let limit = Limit::new("sliding", SlidingWindow::per_second(1000));
+            let (keys, load, seconds, seed) = (1, None, 20.0, 1);
+            let workload =
+                Workload { scenario, nodes, keys, rate_per_second: 1000.0, load, seconds, seed };
+            let faults = crate::sim::faults::of_scenario(&workload);
+            let percent = figures(lived_under(&audited(limit, nodes, 1), &workload, &faults));
+            let percent = percent.admitted_vs_ideal_reachable_pct;
+            assert!(percent >= 95.0, "{scenario:?}, {nodes} nodes: {percent}");
+        }
+    }
+}
+
 /// What nodes took in windows that had ended was charged to the one in which the store came back, and what they had spent of
 /// leases to the window that began when those ended: windows admitted 65% and 68%.
 #[test]

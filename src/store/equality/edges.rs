@@ -69,6 +69,7 @@ impl Later {
             demand,
             want_rate,
             claim: None,
+            previous: 0,
             ..entry.clone()
         }
     }

@@ -6,7 +6,7 @@ use crate::sync::message::Entry;
 /// Puts an absurd number into a random field.
 pub(super) fn spoil(entry: &mut Entry, random: &mut Random) {
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
-    let fields: [&mut i64; 29] = [
+    let fields: [&mut i64; 30] = [
         &mut entry.scale.rate,
         &mut entry.scale.token,
         &mut entry.scale.burst,
@@ -36,6 +36,7 @@ pub(super) fn spoil(entry: &mut Entry, random: &mut Random) {
         &mut entry.needed,
         &mut entry.want,
         &mut entry.want_rate,
+        &mut entry.previous,
     ];
     let chosen = random.below(fields.len() as u64) as usize;
     for (index, field) in fields.into_iter().enumerate() {

@@ -81,6 +81,7 @@ impl Key {
                 .clamp(-SUM_MAX, SUM_MAX),
             leased: leased + rate,
             recall,
+            previous: if self.scale.curve == Curve::SlidingWindow { self.previous } else { 0 },
             void,
             lost: false,
             withheld: self.withheld(&asking, lane, now_us),

@@ -209,9 +209,8 @@ impl Key {
         match self.scale.curve {
             Curve::Refill => self.level = flow(self.level, rate, micros, burst),
             Curve::FixedWindow | Curve::SlidingWindow => {
-                let (level, previous) =
+                (self.level, self.previous) =
                     pass_windows(&self.scale, self.level, self.previous, from_us, until_us);
-                (self.level, self.previous) = (level, previous);
             }
             // A node tells when another window begins.
             Curve::CalendarWindow => {}
@@ -237,7 +236,7 @@ impl Key {
     }
 
     pub(super) fn counted(&self, previous: i64, now_us: i64) -> i64 {
-        counted(&self.scale, previous, now_us)
+        self.scale.counted(previous, now_us)
     }
 
     /// Ends all leases but those of the last `alive` epochs: what was outstanding counts as spent, and
@@ -376,8 +375,17 @@ impl Key {
         if let Some(claim) = entry.claim {
             self.unleased = self.unleased.min(claim);
             self.level = self.level.min(self.unleased + here);
+            if self.scale.curve == Curve::SlidingWindow {
+                self.previous = self.previous.max(entry.previous.min(self.scale.burst));
+            }
         }
-        self.level = (self.level + outstanding).clamp(-NUMBER_MAX, self.scale.burst);
+        // Of a sliding window, what was charged in the one before still counts.
+        let before = match self.scale.curve {
+            Curve::SlidingWindow => self.counted(self.previous, self.stamp_us),
+            _ => 0,
+        };
+        let most = self.scale.burst - before;
+        self.level = (self.level + outstanding).min(most).max(-NUMBER_MAX);
     }
 
     /// Charges what was spent on credit and under outage policies, and takes charges back unless the record is `anew`: then
@@ -447,24 +455,7 @@ impl Key {
     }
 }
 
-/// Units that count at `now_us` of those that were charged in the window before: of whole tokens, whole ones.
-fn counted(scale: &Scale, previous: i64, now_us: i64) -> i64 {
-    let window_us = scale.window_us();
-    let left_us = (window_us - now_us % window_us) as f64;
-    let (tokens, window_us) = ((previous / scale.token) as f64, window_us as f64);
-    let product = tokens * left_us;
-    // Where the product is no whole number to a double, a token more or less does not matter.
-    let counted = if product <= SUM_MAX as f64 {
-        product / window_us
-    } else {
-        tokens * (left_us / window_us)
-    };
-    (counted.floor() as i64).saturating_mul(scale.token).min(SUM_MAX)
-}
-
-/// The level of windows at `until_us`, and what was charged in the window before. A fixed window is full again at its end; in
-/// a sliding one, what was charged in the window before counts for the part of it that is less than a window ago. Of what was
-/// charged beyond the burst each window pays a burst.
+/// The level of windows at `until_us`, and what was charged in the window before.
 fn pass_windows(
     scale: &Scale,
     level: i64,
@@ -472,20 +463,7 @@ fn pass_windows(
     from_us: i64,
     until_us: i64,
 ) -> (i64, i64) {
-    let (window_us, burst) = (scale.window_us(), scale.burst);
-    let passed = until_us / window_us - from_us / window_us;
-    if scale.curve == Curve::FixedWindow {
-        return (if passed > 0 { flow(level, burst, passed, burst) } else { level }, previous);
-    }
-    let mut current = (burst - level - counted(scale, previous, from_us)).max(0);
-    let mut previous = previous;
-    if passed > 0 {
-        // Of more than a burst, the rest is carried on.
-        let owed = i128::from(current) - i128::from(burst) * i128::from(passed - 1);
-        let owed = owed.max(0) as i64;
-        (current, previous) = ((owed - burst).max(0), owed.min(burst));
-    }
-    let level = burst - current - counted(scale, previous, until_us);
+    let (level, previous) = scale.pass_windows(level, previous, from_us, until_us);
     (level.max(-NUMBER_MAX), previous)
 }
 
@@ -603,6 +581,25 @@ pub(super) mod tests {
             assert_eq!(key.previous, (previous + charged) * 1_000_000, "{taken} were taken");
             key.scale.curve = Curve::FixedWindow;
             assert_eq!(key.take_window_before(taken), 0, "it has ended");
+        }
+    }
+
+    /// At the middle of a window half of what was charged in the one before counts, the most that any node knows of.
+    #[test]
+    fn sliding_window_whose_record_was_lost_has_what_nodes_know_was_charged_before() {
+        let token = 1_000_000;
+        let mut key = sliding(0, 0);
+        key.unleased = key.level;
+        for ((claim, previous, outstanding), (left, level, before)) in [
+            ((900, 600, 0), (900, 700, 600)),
+            ((400, 200, 100), (400, 500, 600)),
+            ((500, 2000, 0), (400, 400, 1000)),
+        ] {
+            let (claim, previous) = (Some(claim * token), previous * token);
+            let entry = Entry { claim, previous, ..Entry::empty(key.scale) };
+            key.claim(&entry, outstanding * token);
+            let found = [key.unleased, key.level, key.previous].map(|units| units / token);
+            assert_eq!(found, [left, level, before], "{claim:?}");
         }
     }
 

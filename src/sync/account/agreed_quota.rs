@@ -201,6 +201,7 @@ impl AgreedQuota {
             level: own(given.level),
             leased: own(given.leased),
             recall: own(given.recall),
+            previous: own(given.previous),
             ..*given
         }
     }

@@ -10,6 +10,11 @@ use crate::time::Timestamp;
 pub(super) struct StoreView {
     /// What the store could lease, in units.
     pub(super) level: i64,
+    /// That and all that was outstanding, in units.
+    pub(super) whole: i64,
+    /// Units charged in the window before that of the view, if windows slide. None are known of a view that the bucket kept: then
+    /// all that is missing counts as charged in the window of the view, which is later than it was.
+    pub(super) previous: i64,
     /// Refill leased to all nodes, in units per microsecond.
     pub(super) leased: i64,
     pub(super) at: Timestamp,
@@ -25,6 +30,19 @@ impl StoreView {
     fn is_surely_full(&self, now: Timestamp, scale: &Scale) -> bool {
         let full_us = scale.full_us(scale.burst.saturating_sub(self.level));
         scale.curve != Curve::Refill && now.micros_since(self.at) >= full_us
+    }
+
+    /// What can be leased of a sliding window at `now`, and what was charged in the window before, if no other node spends.
+    fn slid(&self, now: Timestamp, scale: &Scale) -> (i64, i64) {
+        // The window of the view, as if it were the first, ends at its length.
+        let left_us = self.window_ends_latest.micros_since(self.at) as i64;
+        let from_us = (scale.window_us() - left_us).max(0);
+        let until_us = from_us.saturating_add_unsigned(now.micros_since(self.at));
+        let (level, previous) = scale.pass_windows(self.whole, self.previous, from_us, until_us);
+        let refill_us = scale.refill_until_us(from_us, until_us) - from_us;
+        let refilled = i128::from(self.leased) * i128::from(refill_us);
+        let outstanding = i128::from(self.whole - self.level) + refilled;
+        ((i128::from(level) - outstanding).max(i64::MIN.into()) as i64, previous)
     }
 }
 
@@ -65,6 +83,8 @@ impl Level {
     pub(super) fn with_units(&self, convert: impl Fn(i64) -> i64) -> Self {
         let view = self.view.map(|view| StoreView {
             level: convert(view.level),
+            whole: convert(view.whole),
+            previous: convert(view.previous),
             leased: convert(view.leased),
             ..view
         });
@@ -76,6 +96,8 @@ impl Level {
         self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
         self.view = Some(StoreView {
             level: given.available,
+            whole: given.level,
+            previous: given.previous,
             leased: given.leased,
             at: now,
             window_ends_latest: now.plus_micros(window.left_us),
@@ -83,10 +105,19 @@ impl Level {
         });
     }
 
-    /// The most that the level can be, if the store has lost the key's record: by this node's estimate.
-    pub(super) fn claim(&self, now: Timestamp, scale: &Scale) -> Option<i64> {
-        let was_full = self.view.is_some_and(|view| view.was_full);
-        if was_full { Some(scale.burst) } else { self.estimate(now, scale) }
+    /// The most that the level can be, if the store has lost the key's record, and what was charged in the window before: by
+    /// this node's estimate.
+    pub(super) fn claim(&self, now: Timestamp, scale: &Scale) -> (Option<i64>, i64) {
+        match &self.view {
+            Some(view) if view.was_full => (Some(scale.burst), 0),
+            Some(view)
+                if scale.curve == Curve::SlidingWindow && !view.is_surely_full(now, scale) =>
+            {
+                let (level, previous) = view.slid(now, scale);
+                (Some(level.min(scale.burst)), previous)
+            }
+            _ => (self.estimate(now, scale), 0),
+        }
     }
 
     /// The level at `now` if no other node spends, in units.
@@ -105,7 +136,7 @@ impl Level {
                     let given = i128::from(scale.burst) * i128::from(windows);
                     return (i128::from(view.level) + given).min(scale.burst.into()) as i64;
                 }
-                // What was spent in the window before is not known here.
+                // What leaves before the window ends is not counted on: others will have spent it.
                 Curve::SlidingWindow | Curve::SlidingLog => {
                     let owed = (scale.burst - view.level) / scale.burst;
                     return if windows > owed + 1 { scale.burst } else { view.level };

@@ -194,9 +194,16 @@ mod tests {
         (account.cluster.nodes, account.history.caller_has_waited, account.history.requests) =
             (4, true, 1);
         account.history.last_request = now;
-        let (level, leased, window_ends_latest) = (terms.scale.burst, 0, now);
-        account.level.view =
-            Some(StoreView { level, leased, at: now, window_ends_latest, was_full: false });
+        let level = terms.scale.burst;
+        account.level.view = Some(StoreView {
+            level,
+            whole: level,
+            previous: 0,
+            leased: 0,
+            at: now,
+            window_ends_latest: now,
+            was_full: false,
+        });
         let entry = account.report(&"x".into(), &terms, now, false);
         let given = Given { available: terms.scale.burst, ..Given::default() };
         account.schedule_report(&given, &entry, now, &terms);

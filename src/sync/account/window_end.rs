@@ -184,6 +184,41 @@ mod tests {
         }
     }
 
+    /// 400 of 1000 tokens were there at the middle of a window, 100 of them outstanding, and 800 had been charged in the one
+    /// before: so 200 were in this one. The node did not tell, and a record that was lost rose no more in its window.
+    #[test]
+    fn sliding_window_tells_what_was_charged_in_the_window_before() {
+        let terms = Limit::new("x", SlidingWindow::per_second(1000)).credit(0);
+        let terms = terms.validate_hybrid(1).unwrap();
+        let mut account = account_of(&terms);
+        let entry = report(&mut account, &terms, 1_000);
+        account.end_report();
+        let of = |tokens: i64| tokens * terms.scale.token;
+        let given = Given {
+            available: of(300),
+            level: of(400),
+            previous: of(800),
+            stamp_us: STAMP_US,
+            life_us: 2_000_000,
+            ..Given::default()
+        };
+        account.install(&given, &entry, at(1_000), at(1_000), &terms);
+        for (after_us, claim, previous) in [
+            (0, 300, 800),
+            (250_000, 500, 800),
+            (490_000, 692, 800),
+            (500_000, 700, 200),
+            (750_000, 750, 200),
+            (1_500_000, 900, 0),
+            // The record may be forgotten.
+            (2_000_000, 1000, 0),
+        ] {
+            let told = report(&mut account, &terms, 1_000 + after_us);
+            account.end_report();
+            assert_eq!((told.claim, told.previous), (Some(of(claim)), of(previous)), "{after_us}");
+        }
+    }
+
     fn report(account: &mut Account, terms: &Terms, us: u64) -> Entry {
         account.report(&"x".into(), terms, at(us), false)
     }

@@ -78,6 +78,8 @@ pub(crate) struct Given {
     pub leased: i64,
     /// The refill that the store would like back, in units per microsecond.
     pub recall: i64,
+    /// Units charged in the window before that of `stamp_us`, if windows slide.
+    pub previous: i64,
     /// The lease that the batch said was held had ended in the store.
     pub void: bool,
     /// The store found with this entry that the key's record had been lost.
@@ -132,7 +134,7 @@ pub(super) const REPLY_HEADER_BYTES: usize = 2 + 11 * 8 + 8 + 24;
 /// Numbers of a grant, behind its status, and of the times behind those where they follow.
 const GRANT_NUMBERS: usize = 7;
 const GRANT_TIMES: usize = 3;
-const GRANT_BYTES_MAX: usize = 1 + (GRANT_NUMBERS + GRANT_TIMES) * 8;
+const GRANT_BYTES_MAX: usize = 1 + (GRANT_NUMBERS + GRANT_TIMES + 1) * 8;
 
 const GIVEN: u8 = 0;
 const OTHER_QUOTA: u8 = 1;
@@ -147,6 +149,8 @@ pub(super) const LOST: u8 = 8;
 pub(super) const WITHHELD: u8 = 16;
 /// Added where no credit is to be spent meanwhile.
 pub(super) const CREDIT_WITHHELD: u8 = 32;
+/// Added where it follows, last, what was charged in the window before.
+pub(super) const PREVIOUS: u8 = 64;
 
 impl Reply {
     /// Encodes the reply to a batch of `entries` as the script does, which keeps it as it is.
@@ -258,7 +262,7 @@ impl BatchVerdict {
 
 impl Grant {
     fn put(&self, bytes: &mut Vec<u8>, time_us: i64, entry: &Entry) {
-        let (status, numbers, times) = match *self {
+        let (status, numbers, times, previous) = match *self {
             Self::Given(given) => {
                 let numbers = [
                     given.tokens,
@@ -274,21 +278,25 @@ impl Grant {
                 let status = if given.void { GIVEN_VOID } else { GIVEN }
                     + u8::from(follow) * TIMED
                     + u8::from(given.lost) * LOST
-                    + given.withheld.flags();
-                (status, numbers, times)
+                    + given.withheld.flags()
+                    + u8::from(given.previous > 0) * PREVIOUS;
+                (status, numbers, times, given.previous)
             }
             Self::OtherQuota { version, scale } => {
                 // A token bucket's number is 0 here, as it was when there was no other.
                 let curve = scale.curve.number() - 1;
                 let numbers = [version, scale.rate, scale.token, scale.burst, curve, 0, 0];
-                (OTHER_QUOTA, numbers, [0; GRANT_TIMES])
+                (OTHER_QUOTA, numbers, [0; GRANT_TIMES], 0)
             }
-            Self::Foreign => (FOREIGN, [0; GRANT_NUMBERS], [0; GRANT_TIMES]),
+            Self::Foreign => (FOREIGN, [0; GRANT_NUMBERS], [0; GRANT_TIMES], 0),
         };
         bytes.push(status);
         put(bytes, &numbers);
         if status & TIMED > 0 {
             put(bytes, &times);
+        }
+        if status & PREVIOUS > 0 {
+            put(bytes, &[previous]);
         }
     }
 
@@ -310,8 +318,9 @@ impl Grant {
         } else {
             times_of(time_us, entry)
         };
+        let previous = if status & PREVIOUS > 0 { reader.natural("grant.previous")? } else { 0 };
         let implausible = || StoreError::Reply { field: "grant.status", value: status.to_string() };
-        match status & !(TIMED | LOST | WITHHELD | CREDIT_WITHHELD) {
+        match status & !(TIMED | LOST | WITHHELD | CREDIT_WITHHELD | PREVIOUS) {
             void @ (GIVEN | GIVEN_VOID) => Ok(Self::Given(Given {
                 tokens,
                 rate,
@@ -323,6 +332,7 @@ impl Grant {
                 level,
                 leased,
                 recall,
+                previous,
                 void: void == GIVEN_VOID,
                 lost: status & LOST > 0,
                 withheld: Withheld::of(status).ok_or_else(implausible)?,

@@ -1,4 +1,6 @@
-use super::reply::{CREDIT_WITHHELD, GIVEN_VOID, LOST, REPLY_HEADER_BYTES, TIMED, WITHHELD};
+use super::reply::{
+    CREDIT_WITHHELD, GIVEN_VOID, LOST, PREVIOUS, REPLY_HEADER_BYTES, TIMED, WITHHELD,
+};
 use super::*;
 use crate::quota::Curve;
 use proptest::prelude::*;
@@ -8,7 +10,8 @@ fn given() -> impl Strategy<Value = Grant> {
         |(tokens, rate, level, [void, lost], withheld)| {
             let withheld =
                 [Withheld::Nothing, Withheld::Tokens, Withheld::TokensAndCredit][withheld];
-            let rest = Given { stamp_us: tokens, life_us: rate, ..Given::default() };
+            let previous = rate / 2;
+            let rest = Given { stamp_us: tokens, life_us: rate, previous, ..Given::default() };
             Grant::Given(Given { tokens, rate, level, void, lost, withheld, ..rest })
         },
     )
@@ -43,6 +46,7 @@ impl Entry {
             want_rate: 0,
             restore: false,
             claim: None,
+            previous: 0,
             reset: false,
         }
     }
@@ -84,7 +88,7 @@ proptest! {
 
     #[test]
     fn grant_of_hostile_numbers_is_an_error_and_never_a_panic(
-        status in any::<u8>(), numbers in prop::collection::vec(any::<f64>(), 10),
+        status in any::<u8>(), numbers in prop::collection::vec(any::<f64>(), 11),
     ) {
         let entries = entries(1);
         let reply = Reply {
@@ -100,11 +104,11 @@ proptest! {
         let mut bytes = reply.encode(Receipt::default(), &entries);
         bytes.truncate(REPLY_HEADER_BYTES);
         bytes.push(status);
-        let count = if status & TIMED > 0 { 10 } else { 7 };
+        let count = 7 + if status & TIMED > 0 { 3 } else { 0 } + usize::from(status & PREVIOUS > 0);
         bytes.extend(numbers[..count].iter().flat_map(|number| number.to_le_bytes()));
         if let Ok(Reply { verdict: BatchVerdict::Applied(grants), .. }) = Reply::decode(&bytes, &entries, 0) {
             prop_assert_eq!(grants.len(), 1);
-            let all = GIVEN_VOID + TIMED + LOST + WITHHELD + CREDIT_WITHHELD;
+            let all = GIVEN_VOID + TIMED + LOST + WITHHELD + CREDIT_WITHHELD + PREVIOUS;
             prop_assert!(status <= all, "{}", status);
         }
     }
