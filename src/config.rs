@@ -263,11 +263,11 @@ impl Config {
             ("max_nodes", self.max_nodes == other.max_nodes),
             ("key_secret", self.key_secret == other.key_secret),
             ("concurrency", self.concurrency == other.concurrency),
-            ("server", self.server.fixed() == other.server.fixed()),
         ]
         .into_iter()
         .find(|(_, is_same)| !is_same)
         .map(|(field, _)| field)
+        .or_else(|| self.server.fixed_field_that_differs(&other.server))
     }
 
     fn of_text(text: &str, file: &str, mut reading: Reading) -> Result<Self, ConfigFileError> {

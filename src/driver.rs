@@ -354,7 +354,7 @@ impl Driver {
 
     /// Keeps the store's last error for those who wait for it.
     fn note_error(&self) {
-        let error = self.engine.error().cloned();
+        let error = self.engine.error(self.node.time.now());
         *self.node.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
     }
 

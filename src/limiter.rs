@@ -109,7 +109,8 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// The store's last error, or [`StoreError::TimedOut`] after `deadline`.
+    /// The store's last error, [`StoreError::Recovering`] if it answers and gives no leases yet, or [`StoreError::TimedOut`] after
+    /// `deadline`.
     pub async fn ready(&self, deadline: Duration) -> Result<(), StoreError> {
         if self.shared.ask(Wish::Ready, deadline).await == Some(true) {
             return Ok(());

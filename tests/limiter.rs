@@ -702,6 +702,17 @@ async fn ready_waits_for_the_store_until_the_deadline_and_tells_the_stores_error
     node.ready(Duration::ZERO).await.expect("ready is told without waiting");
 }
 
+/// It was told that the store had not answered.
+#[tokio::test]
+async fn who_waits_until_it_is_ready_is_told_that_a_new_store_waits_for_its_nodes() {
+    let cluster = Cluster::new(1, &limit(OutagePolicy::Share));
+    let node = &cluster.nodes[0];
+    let (ready, ()) = tokio::join!(node.ready(millis(150)), cluster.pass(millis(300)));
+    assert_eq!(ready, Err(StoreError::Recovering));
+    let (ready, ()) = tokio::join!(node.ready(secs(5)), cluster.pass(secs(5)));
+    ready.unwrap();
+}
+
 #[tokio::test]
 async fn a_limiter_without_a_store_is_ready_and_leaves_at_once() {
     let (_clock, limiter, _api) = alone(Quota::per_second(1));

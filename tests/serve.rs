@@ -231,12 +231,28 @@ fn pages_show_limits_health_and_metrics() {
     });
 }
 
+/// A month was shown as 30 days, and a zone was not.
+#[tokio::test]
+async fn page_of_limits_shows_months_as_they_are_configured_and_their_zone() {
+    let file = "[limits.bill]\nalgorithm = \"fixed-window\"\nquota = \"1000/month\"\nzone = \"UTC\"\n\
+                [limits.day]\nalgorithm = \"fixed-window\"\nquota = \"30/30d\"";
+    let shown = page_of(file, "/v1/limits").await;
+    let quotas = |index: usize| (&shown[index]["quota"], &shown[index]["zone"]);
+    assert_eq!(quotas(0), (&json!("1000/month"), &json!("UTC")));
+    assert_eq!(quotas(1), (&json!("30/30d"), &Value::Null));
+}
+
 /// What `GET /v1/openapi.json` says.
 async fn description() -> Value {
-    let config = Config::from_toml("[limits.a]\nquota = \"5/s\"").unwrap();
+    page_of("[limits.a]\nquota = \"5/s\"", "/v1/openapi.json").await
+}
+
+/// A page of a service with this configuration.
+async fn page_of(file: &str, path: &str) -> Value {
+    let config = Config::from_toml(file).unwrap();
     let limiter = config.builder().build().unwrap();
     let router = Service::new(config, limiter).unwrap().router();
-    let request = Request::builder().uri("/v1/openapi.json").body(Body::empty()).unwrap();
+    let request = Request::builder().uri(path).body(Body::empty()).unwrap();
     let body = router.oneshot(request).await.unwrap().into_body().collect().await.unwrap();
     serde_json::from_slice(&body.to_bytes()).unwrap()
 }
@@ -335,6 +351,8 @@ fn changed_file_comes_into_force_and_a_broken_one_does_not() {
     assert_eq!(burst(&server), 8, "the limits before stay in force");
     fs::write(&path, format!("max_nodes = 3\n{LIMITS}")).unwrap();
     server.wait_until("refused again", |server| reloads(server, "refused") == 2);
+    fs::write(&path, format!("{LIMITS}\n[server]\ndrain = \"7s\"")).unwrap();
+    server.wait_until("refused once more", |server| reloads(server, "refused") == 3);
     assert_eq!(burst(&server), 8);
     server.signal("TERM");
     let (status, log) = server.ended();
@@ -343,6 +361,7 @@ fn changed_file_comes_into_force_and_a_broken_one_does_not() {
         "serve-reload.toml:3:1: limits.api.qouta",
         "did you mean \"quota\"?",
         "max_nodes is not changed while the service runs",
+        "server.drain is not changed while the service runs",
     ];
     for part in said {
         assert!(log.contains(part), "{part}: {log}");

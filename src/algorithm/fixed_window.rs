@@ -52,6 +52,16 @@ impl FixedWindow {
         Self { quota: Quota::new(tokens, MONTH), zone: None, is_month: true }
     }
 
+    /// Whether the windows are months of a calendar.
+    pub const fn is_month(&self) -> bool {
+        self.is_month
+    }
+
+    /// The time zone whose hours, days or months the windows are, if it is [set](Self::zone).
+    pub const fn zone_name(&self) -> Option<&'static str> {
+        self.zone
+    }
+
     /// The windows are hours, days or months of a time zone, such as `Europe/Berlin`, by the IANA database that is built in
     /// with the feature `calendar`. All nodes should have the same version of it. Building a limit with another
     /// period, with an unknown zone or without the feature fails with [`ConfigError::Limit`](crate::ConfigError::Limit).

@@ -200,12 +200,45 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// What a service does not change while it runs; all else is the default.
-    pub(super) fn fixed(&self) -> Self {
-        let Self { token, body_timeout, unknown_domain, shadow_domains, limit_headers, .. } =
-            Self::default();
-        let own = self.clone();
-        Self { token, body_timeout, unknown_domain, shadow_domains, limit_headers, ..own }
+    /// The first field by which the two differ, and that a service which runs cannot change.
+    pub(super) fn fixed_field_that_differs(&self, other: &Self) -> Option<&'static str> {
+        let Self {
+            http,
+            grpc,
+            tls,
+            max_connections,
+            head_timeout,
+            client_quota,
+            access_log,
+            drain,
+            near_limit_ratio,
+            // These it can change.
+            token: _,
+            body_timeout: _,
+            unknown_domain: _,
+            shadow_domains: _,
+            limit_headers: _,
+        } = self;
+        let cert = |tls: &Option<TlsFiles>| tls.as_ref().map(|files| files.cert.clone());
+        let key = |tls: &Option<TlsFiles>| tls.as_ref().map(|files| files.key.clone());
+        let has_names = near_limit_ratio.is_some() == other.near_limit_ratio.is_some();
+        [
+            ("server.http", *http == other.http),
+            ("server.grpc", *grpc == other.grpc),
+            ("server.tls_cert", cert(tls) == cert(&other.tls)),
+            ("server.tls_key", key(tls) == key(&other.tls)),
+            ("server.client_ca", *tls == other.tls),
+            ("server.max_connections", *max_connections == other.max_connections),
+            ("server.head_timeout", *head_timeout == other.head_timeout),
+            ("server.client_quota", *client_quota == other.client_quota),
+            ("server.access_log", *access_log == other.access_log),
+            ("server.drain", *drain == other.drain),
+            ("server.ratelimit_metrics", has_names),
+            ("server.near_limit_ratio", *near_limit_ratio == other.near_limit_ratio),
+        ]
+        .into_iter()
+        .find(|(_, is_same)| !is_same)
+        .map(|(field, _)| field)
     }
 }
 

@@ -37,16 +37,28 @@ struct ShownPlan {
 #[derive(Serialize, ToSchema)]
 #[schema(as = Quota)]
 struct ShownQuota {
-    #[schema(value_type = String, example = "600/min")]
-    quota: Quota,
+    #[schema(example = "600/min")]
+    quota: String,
     /// What a key can spend at once, in tokens.
     burst: u64,
+    /// The time zone whose hours, days or months are the windows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zone: Option<&'static str>,
 }
 
 impl From<Rule> for ShownQuota {
     fn from(rule: Rule) -> Self {
-        let quota = rule.quota();
-        Self { quota: Quota::new(quota.tokens(), quota.period()), burst: quota.burst_tokens() }
+        let (quota, burst) = (rule.quota(), rule.quota().burst_tokens());
+        let (is_month, zone) = match rule {
+            Rule::FixedWindow(window) => (window.is_month(), window.zone_name()),
+            _ => (false, None),
+        };
+        let quota = if is_month {
+            format!("{}/month", quota.tokens())
+        } else {
+            Quota::new(quota.tokens(), quota.period()).to_string()
+        };
+        Self { quota, burst, zone }
     }
 }
 

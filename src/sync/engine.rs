@@ -224,9 +224,11 @@ impl Engine {
         self.lanes.iter().all(|lane| lane.is_ready(now))
     }
 
-    /// What keeps a lane from answering, if one does not.
-    pub(crate) fn error(&self) -> Option<&StoreError> {
-        self.lanes.iter().find_map(Lane::error)
+    /// What keeps a lane from answering, if one does not; or else from giving leases.
+    pub(crate) fn error(&self, now: Timestamp) -> Option<StoreError> {
+        let recovers = |lane: &Lane| lane.recovers(now).then_some(StoreError::Recovering);
+        let away = self.lanes.iter().find_map(Lane::error).cloned();
+        away.or_else(|| self.lanes.iter().find_map(recovers))
     }
 
     /// Whether no lane has an open account or a report under way.

@@ -148,7 +148,12 @@ impl Lane {
 
     /// Whether the lane was reached and has nothing to recover from.
     pub(crate) fn is_ready(&self, now: Timestamp) -> bool {
-        self.incarnation.is_some() && !self.is_down() && now >= self.replies.recovering_until
+        self.incarnation.is_some() && !self.is_down() && !self.recovers(now)
+    }
+
+    /// Whether the lane waits for what its nodes know, by its last reply.
+    pub(crate) fn recovers(&self, now: Timestamp) -> bool {
+        now < self.replies.recovering_until
     }
 
     /// Whether no account is open, no report is under way, and the store has taken in that this node leaves, if it knows the node and
@@ -501,7 +506,7 @@ impl Lane {
 
     /// Whether the lane may still hear from nodes what they know of its keys.
     fn is_recovering(&self, now: Timestamp) -> bool {
-        self.replies.time.is_none() || now < self.replies.recovering_until
+        self.replies.time.is_none() || self.recovers(now)
     }
 
     /// When the window of a calendar began that it is now by the lane's time, and when it ends.
