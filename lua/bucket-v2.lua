@@ -196,6 +196,15 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return previous, units - before + counted(previous, token, window_us, stamp_us) - counted_before
   end
 
+  -- What can be leased of a sliding window, and what was charged in the window before, by what is known here and what a node
+  -- claims: the most that was charged in the window now, and in the one before.
+  local function join_charges(unleased, previous, claim, claimed_previous, token, burst, window_us, stamp_us)
+    local charged = max(burst - unleased - counted(previous, token, window_us, stamp_us),
+      burst - claim - counted(claimed_previous, token, window_us, stamp_us))
+    previous = max(previous, claimed_previous)
+    return max(burst - charged - counted(previous, token, window_us, stamp_us), -2^52), previous
+  end
+
   -- The level when it is known which window of a calendar it is, what is still outstanding then, and when that window ends: 0 if
   -- no node has told. `ends_us` is when the window of the level ends; a node has told when the one now began and ends.
   local function open_window(level, out0, out1, ends_us, burst, window_us, stamp_us, epoch_us, told_begins_us, told_ends_us)
@@ -484,7 +493,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
     adopt = adopt, pass_beyond = pass_beyond, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
     window_ends_us = window_ends_us, counted = counted, charge_window_before = charge_window_before, open_window = open_window,
-    refund = refund }
+    refund = refund, join_charges = join_charges }
 end
 
 ---------------------------------------------------------------------------------------------------
@@ -494,10 +503,10 @@ end
 -- `parts`, after what is there. Returns what is to be written: the records (false: nothing), where
 -- each goes (an offset as a string, or as a number for how many milliseconds it is to be kept from
 -- now on), and the longest of these times. Nil if a quota is none, if an entry names one that the batch does not
--- have, or if other than as many entries have a rest as the batch says.
+-- have, or if other than as many numbers follow entries as the batch says.
 --
--- The order of steps is that of Key::apply in src/store/model.rs.
-local function apply_all(batch, at, count, quota_count, rests, found, parts, now_us, time_ms, nodes, lane_gives,
+-- The order of steps is that of Key::apply in src/store/model/key.rs.
+local function apply_all(batch, at, count, quota_count, more, found, parts, now_us, time_ms, nodes, lane_gives,
     recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
   local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
   local CREDIT_TOKENS, DEBT_US, REPAY_US, REPAY_LEAST_PART = 15, 1000000, 100000, 16
@@ -507,7 +516,8 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   local QUOTA_FORMAT, QUOTA_BYTES, TOKEN_BUCKET = '<dddddd', 50, 1
   local FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW =
     FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, CALENDAR_WINDOW
-  local ENTRY_FORMAT, REST_FORMAT = '<BBdddddddddddd', '<dddddddddddddddd'
+  local ENTRY_FORMAT, REST_FORMAT, REST_NUMBERS, NUMBER_FORMAT =
+    '<BBdddddddddddd', '<ddddddddddddddd', 15, '<d'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
   -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
   -- could be leased after a silence.
@@ -519,8 +529,9 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
   -- QUOTA_BYTES + 6 * 8.
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
   local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
-  -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest, 8 resets the key.
-  local RESTORE, CLAIM, REST, RESET = 1, 2, 4, 8
+  -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest, 8 resets the key, 16 is followed, last, by
+  -- what its claim says was charged in the window before.
+  local RESTORE, CLAIM, REST, RESET, CLAIM_PREVIOUS = 1, 2, 4, 8, 16
   -- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
   -- showed that the record had been lost, WITHHELD where the lane gives less than it has,
   -- CREDIT_WITHHELD where that is because something was lost or not heard of yet, PREVIOUS where it follows what was
@@ -570,16 +581,18 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
     local has_refill_ended, is_reset = false, false
     at = next_at
     if flags ~= CLAIM then
-      restoring, has_claim, is_reset = flags % 2 >= RESTORE, flags % 4 >= CLAIM, flags >= RESET
-      if flags % RESET >= REST then
-        rests = rests - 1
-        if rests < 0 then
-          return nil
-        end
-        debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, refunded,
-          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_given_us, taken_before,
-          claimed_previous, at = unpack_numbers(REST_FORMAT, batch, at)
+      restoring, has_claim, is_reset = flags % 2 >= RESTORE, flags % 4 >= CLAIM, flags % 16 >= RESET
+      if flags % RESET >= REST then more = more - REST_NUMBERS end
+      if flags >= CLAIM_PREVIOUS then more = more - 1 end
+      if more < 0 then
+        return nil
       end
+      if flags % RESET >= REST then
+        debt, allowed, taken, returned, back_rate, back_depth, needed, spent_before, refunded,
+          refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_given_us, taken_before, at =
+            unpack_numbers(REST_FORMAT, batch, at)
+      end
+      if flags >= CLAIM_PREVIOUS then claimed_previous, at = unpack_numbers(NUMBER_FORMAT, batch, at) end
     end
     if quotas[number] ~= terms then
       terms = quotas[number]
@@ -756,9 +769,13 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       -- Of what can be leased the lower holds; what the node holds was there beside it.
       local most = burst
       if has_claim then
-        unleased = min(unleased, claim)
+        if curve == SLIDING_WINDOW then
+          unleased, previous = rare.join_charges(unleased, previous, claim, min(claimed_previous, burst), token, burst,
+            window_us, stamp_us)
+        else
+          unleased = min(unleased, claim)
+        end
         level = min(level, unleased + out0 + out1)
-        if curve == SLIDING_WINDOW then previous = max(previous, min(claimed_previous, burst)) end
       end
       -- Of a sliding window, what was charged in the one before still counts.
       if curve == SLIDING_WINDOW then most = burst - rare.counted(previous, token, window_us, stamp_us) end
@@ -1015,7 +1032,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
           available, whole, leased + added, recall,
           stamp_us, epoch, (epoch + 2) * epoch_us - now_us)
       end
-      if slides then parts[parts_before + index] = parts[parts_before + index] .. pack('<d', previous) end
+      if slides then parts[parts_before + index] = parts[parts_before + index] .. pack(NUMBER_FORMAT, previous) end
       -- A bucket may be forgotten when it is full and all its leases have ended, and a little
       -- later. Its expiry is moved only when it has come near.
       local spare_us = (until_ms - kept_from_ms) * 1000 - 2 * epoch_us
@@ -1068,7 +1085,7 @@ local function apply_all(batch, at, count, quota_count, rests, found, parts, now
       records[index], places[index] = record, place
     end
   end
-  if rests > 0 then
+  if more > 0 then
     return nil
   end
   return records, places, longest_ms

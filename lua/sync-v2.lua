@@ -9,14 +9,15 @@
 --
 -- ARGV[1]    the batch: Request::bytes() of src/sync/message.rs
 --            16 numbers  wire version, lanes, sequence, recovery_us, lease_us, silence_us, alive_us,
---                        limit_alive_us, known_us, sent_us, nodes, flags, entries, quotas, rests, limits
+--                        limit_alive_us, known_us, sent_us, nodes, flags, entries, quotas, more, limits
 --            16 bytes    instance
 --            24 bytes    incarnation; zeros: the node does not know the lane yet
 --            50 bytes    a quota, as at the head of a bucket's record: rate, token, burst, version,
 --                        epoch_us, algorithm behind the two letters of the layout
 --            98 bytes    an entry, in the order of `apply_all` in bucket-v2.lua: the number of its
 --                        quota from 1 and its flags (a byte each), and 12 numbers
---            16 numbers  the rest of an entry, behind it where they are not all zeros
+--            15 numbers  the rest of an entry, behind it where they are not all zeros
+--            a number    behind that, of a claim: what was charged in the window before, where it is not 0
 -- ARGV[2]    the batch's hash, 8 bytes
 --
 -- Reply      the bytes of Reply::encode(), a bulk string, which is the node's record too
@@ -28,7 +29,8 @@
 --                        silence_us, grants
 --            24 bytes    the lane's incarnation
 --            57 bytes    a grant: a status of one byte and 7 numbers; 3 more where its times are
---                        not those of the batch; one more where windows slide: what was charged in the one before
+--                        not those of the batch; last, of a sliding window, what was charged in the one before
+--                        where it is not 0
 --            a number    for each limit that the batch names: nodes that have it
 --
 -- Errors     TIDEGATE FOREIGN <key> <type>  a record of ours holds another program's value
@@ -58,7 +60,7 @@
 
 local WIRE_VERSION, MAGIC_LETTER, ENTRIES_MAX = 2, 'T', 250
 local HEADER_FORMAT, HEADER_BYTES = '<ddddddddddddddddc16c24', 16 * 8 + 16 + 24
-local QUOTA_BYTES, ENTRY_BYTES, REST_BYTES = 50, 2 + 12 * 8, 16 * 8
+local QUOTA_BYTES, ENTRY_BYTES = 50, 2 + 12 * 8
 local LANE_FORMAT, LANE_BYTES = '<c2dddddddddc24', #MAGIC + 9 * 8 + 24
 -- What a lane that waits has, or one that was ever lost.
 local TROUBLED_FORMAT, TROUBLED_BYTES = '<dddddd', 6 * 8
@@ -94,7 +96,7 @@ if #ARGV ~= 2 or #batch < HEADER_BYTES or #hash ~= HASH_BYTES then
   return redis.error_reply('TIDEGATE REQUEST cut short')
 end
 local wire, request_lanes, sequence, recovery_us, lease_us, silence_us, alive_us, limit_alive_us, known_us,
-  sent_us, known_nodes, flags, entries, quota_count, rests, limits, instance, known =
+  sent_us, known_nodes, flags, entries, quota_count, more, limits, instance, known =
   unpack_numbers(HEADER_FORMAT, batch)
 if wire ~= WIRE_VERSION then
   return redis.error_reply('TIDEGATE REQUEST another wire version')
@@ -102,10 +104,10 @@ end
 -- What is no number at all, or not a finite one, has a part that is not 0.
 local parts_of_numbers = request_lanes % 1 + sequence % 1 + recovery_us % 1 + lease_us % 1 + silence_us % 1
   + alive_us % 1 + limit_alive_us % 1 + known_us % 1 + sent_us % 1 + known_nodes % 1 + flags % 1 + entries % 1
-  + quota_count % 1 + rests % 1 + limits % 1
+  + quota_count % 1 + more % 1 + limits % 1
 if parts_of_numbers ~= 0 or request_lanes < 1 or request_lanes >= 2^32
   or min(sequence, recovery_us, lease_us, silence_us, alive_us, limit_alive_us, known_us, sent_us, known_nodes,
-    flags, entries, quota_count, rests, limits) < 0
+    flags, entries, quota_count, more, limits) < 0
   or max(sequence, recovery_us, lease_us, silence_us, alive_us, limit_alive_us, known_us, sent_us,
     known_nodes) > 2^52 then
   return redis.error_reply('TIDEGATE REQUEST a number that is not natural')
@@ -113,7 +115,7 @@ end
 if entries > ENTRIES_MAX then
   return redis.error_reply('TIDEGATE REQUEST too many entries')
 end
-if #batch ~= HEADER_BYTES + quota_count * QUOTA_BYTES + entries * ENTRY_BYTES + rests * REST_BYTES
+if #batch ~= HEADER_BYTES + quota_count * QUOTA_BYTES + entries * ENTRY_BYTES + more * 8
   or #KEYS ~= 3 + entries + limits then
   return redis.error_reply('TIDEGATE REQUEST entries, bytes and keys do not match')
 end
@@ -332,7 +334,7 @@ local is_lost, is_returning = is_waiting and reason == LOSS, is_waiting and reas
 local gives = not is_lost and (settled_us == since_us or not is_returning)
 local parts = { pack(REPLY_FORMAT, MAGIC, sequence, marked_us, settled_us, hash, APPLIED, 0, now_us, nodes,
   is_waiting and until_us or 0, since_us, silence_limit_us, entries, incarnation) }
-local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, quota_count, rests, found, parts,
+local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, quota_count, more, found, parts,
   now_us, time_ms, nodes, gives, recovery_us, is_returning, reason == SILENCE and since_us or 0, lost_us,
   expected, most_nodes, is_lost, from_us, since_us, max(expected - settled, 0))
 if not records then

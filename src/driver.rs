@@ -163,14 +163,23 @@ pub(crate) fn touched(table: &Arc<Table<LeaseBucket>>, note: &Notification) -> O
     Some(Input::Touched { bucket, touch })
 }
 
+/// Why the store gives nothing, or less than it has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StoreTrouble {
+    /// Its last error.
+    pub(crate) error: Option<StoreError>,
+    /// A lane answers, and waits for what its nodes know.
+    pub(crate) is_recovering: bool,
+}
+
 /// What a limiter and its driver share.
 pub(crate) struct NodeState {
     pub(crate) limits: Limits,
     pub(crate) permits: Arc<PermitLimits>,
     pub(crate) budget: Arc<KeyBudget>,
     pub(crate) notifications: NotificationQueue,
-    /// The store's last error, for those who wait for it.
-    pub(crate) last_error: Mutex<Option<StoreError>>,
+    /// For those who wait for the store.
+    pub(crate) store_trouble: Mutex<StoreTrouble>,
     /// Keeps the cached clock running for as long as decisions are taken.
     pub(crate) time: TimeSource,
 }
@@ -349,13 +358,16 @@ impl Driver {
         // What was spent must be known before what is lost is reckoned.
         self.drain_notifications(now);
         self.engine.handle(now, Input::Answer { lane, attempt, result });
-        self.note_error();
+        self.note_trouble();
     }
 
-    /// Keeps the store's last error for those who wait for it.
-    fn note_error(&self) {
-        let error = self.engine.error(self.node.time.now());
-        *self.node.last_error.lock().unwrap_or_else(PoisonError::into_inner) = error;
+    /// Keeps what keeps the store from giving, for those who wait for it.
+    fn note_trouble(&self) {
+        let error = self.engine.error().cloned();
+        let is_recovering = self.engine.is_recovering(self.node.time.now());
+        let trouble = &self.node.store_trouble;
+        *trouble.lock().unwrap_or_else(PoisonError::into_inner) =
+            StoreTrouble { error, is_recovering };
     }
 
     /// Hands what decisions told to the engine. Decisions may tell faster than this listens: says
@@ -538,7 +550,7 @@ impl Driver {
     fn advance(&mut self, now: Timestamp) {
         if now >= self.engine.poll_timeout() {
             self.engine.handle(now, Input::Timeout);
-            self.note_error();
+            self.note_trouble();
         }
         self.overrides.begin(now);
     }

@@ -206,8 +206,10 @@ pub enum StoreError {
     /// No answer in time: whether the batch was applied is unknown.
     #[error("the store did not answer within {0:?}")]
     TimedOut(Duration),
-    /// It answers, and gives no leases yet: it lost its memory or was not called for long, or is new to its nodes.
-    #[error("the store answers, and gives no leases until its nodes have told what they hold")]
+    /// It answers, and gives less than it has for a while: it lost its memory or was not called for long, or is new to its nodes.
+    #[error(
+        "the store answers, and gives less than it has until its nodes have told what they hold"
+    )]
     Recovering,
     /// User or password were refused.
     #[error("the store refused the credentials: {0}: check user and password")]

@@ -103,20 +103,22 @@ impl Limiter {
     }
 
     /// Waits until every lane of the store has answered and gives leases, and the store has told all overrides or refused to: what
-    /// a readiness probe should ask. Without a store it is ready at once.
+    /// a startup probe should ask. Without a store it is ready at once.
     ///
     /// A limiter decides before it is ready too, on credit and then by its outage policy.
     ///
     /// # Errors
     ///
-    /// The store's last error, [`StoreError::Recovering`] if it answers and gives no leases yet, or [`StoreError::TimedOut`] after
+    /// The store's last error, [`StoreError::Recovering`] if it answers and gives less than it has, or [`StoreError::TimedOut`] after
     /// `deadline`.
     pub async fn ready(&self, deadline: Duration) -> Result<(), StoreError> {
         if self.shared.ask(Wish::Ready, deadline).await == Some(true) {
             return Ok(());
         }
-        let last = self.shared.node.last_error.lock().unwrap_or_else(PoisonError::into_inner);
-        Err(last.clone().unwrap_or(StoreError::TimedOut(deadline)))
+        let trouble = &self.shared.node.store_trouble;
+        let trouble = trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let recovering = trouble.is_recovering.then_some(StoreError::Recovering);
+        Err(trouble.error.or(recovering).unwrap_or(StoreError::TimedOut(deadline)))
     }
 
     /// Reports what is pending and gives all leases back. Decisions go on meanwhile, but should

@@ -231,15 +231,17 @@ fn pages_show_limits_health_and_metrics() {
     });
 }
 
-/// A month was shown as 30 days, and a zone was not.
+/// A month was shown as 30 days, and no zone was.
 #[tokio::test]
 async fn page_of_limits_shows_months_as_they_are_configured_and_their_zone() {
-    let file = "[limits.bill]\nalgorithm = \"fixed-window\"\nquota = \"1000/month\"\nzone = \"UTC\"\n\
+    let file = "[limits.bill]\nalgorithm = \"fixed-window\"\nquota = \"1000/month\"\nzone = \"UTC\"\n[limits.bill.plans.big]\nquota = \"9000/month\"\n\
                 [limits.day]\nalgorithm = \"fixed-window\"\nquota = \"30/30d\"";
     let shown = page_of(file, "/v1/limits").await;
     let quotas = |index: usize| (&shown[index]["quota"], &shown[index]["zone"]);
     assert_eq!(quotas(0), (&json!("1000/month"), &json!("UTC")));
     assert_eq!(quotas(1), (&json!("30/30d"), &Value::Null));
+    let plan = json!({"name": "big", "quota": "9000/month", "burst": 9000, "zone": "UTC"});
+    assert_eq!(shown[0]["plans"], json!([plan]));
 }
 
 /// What `GET /v1/openapi.json` says.
@@ -383,6 +385,44 @@ fn half_of_a_file_that_is_written_when_a_stall_ends_is_not_taken_for_all_of_it()
     fs::write(&path, LIMITS.replace("\"5/d\"", "\"8/d\"")).unwrap();
     server.wait_until("taken", |server| reloads(server, "taken") == 1);
     assert_eq!(reloads(&server, "refused"), 0);
+}
+
+#[test]
+fn each_field_of_the_service_that_a_reload_cannot_change_is_named() {
+    let config = |fields: &str| {
+        Config::from_toml(&format!("[limits.a]\nquota = \"1/s\"\n[server]\n{fields}")).unwrap()
+    };
+    let tls = |cert: &str, key: &str, ca: &str| {
+        format!("tls_cert = \"{cert}\"\ntls_key = \"{key}\"\nclient_ca = \"{ca}\"")
+    };
+    let plain = tls("a", "b", "c");
+    for (before, after, field) in [
+        ("", "http = \"127.0.0.1:1\"", "http"),
+        ("", "grpc = \"127.0.0.1:1\"", "grpc"),
+        ("", &plain, "tls_cert"),
+        (&plain, &tls("x", "b", "c"), "tls_cert"),
+        (&plain, &tls("a", "x", "c"), "tls_key"),
+        (&plain, &tls("a", "b", "x"), "client_ca"),
+        ("", "max_connections = 5", "max_connections"),
+        ("", "head_timeout = \"3s\"", "head_timeout"),
+        ("", "client_quota = \"5/s\"", "client_quota"),
+        ("", "access_log = true", "access_log"),
+        ("", "drain = \"7s\"", "drain"),
+        ("", "ratelimit_metrics = true", "ratelimit_metrics"),
+        (
+            "ratelimit_metrics = true",
+            "ratelimit_metrics = true\nnear_limit_ratio = 0.5",
+            "near_limit_ratio",
+        ),
+    ] {
+        let named = config(before).fixed_field_that_differs(&config(after));
+        assert_eq!(named, Some(&*format!("server.{field}")), "{after}");
+    }
+    for changeable in
+        ["body_timeout = \"3s\"", "unknown_domain = \"deny\"", "shadow_domains = true"]
+    {
+        assert_eq!(config("").fixed_field_that_differs(&config(changeable)), None);
+    }
 }
 
 /// A changed password is a changed store, though nobody is shown it.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::Contender;
 use crate::message::{
-    Backdated, BatchVerdict, Entry, Grant, Header, Held, Incarnation, Knowledge, Reply, Request,
-    Times,
+    Backdated, BatchVerdict, Claim, Entry, Grant, Header, Held, Incarnation, Knowledge, Reply,
+    Request, Times,
 };
 use crate::quota::{Curve, Scale};
 use crate::server::Server;
@@ -128,7 +128,6 @@ impl Node {
             allowed: 0,
             taken: 0,
             taken_before: 0,
-            previous: 0,
             returned: 0,
             lost: held.rate * 25,
             back_rate: 0,
@@ -143,7 +142,7 @@ impl Node {
             want: SPENT,
             want_rate: SCALE.rate / 2,
             restore: false,
-            claim: Some(SCALE.burst),
+            claim: Some(Claim { unleased: SCALE.burst, previous: 0 }),
             reset: false,
         }
     }

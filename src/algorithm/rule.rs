@@ -93,6 +93,15 @@ impl Rule {
         }
     }
 
+    /// The tokens and their period as a configuration has them, without a burst: `600/min`, `1000/month`.
+    pub fn quota_text(&self) -> String {
+        let quota = self.quota();
+        match self {
+            Self::FixedWindow(window) if window.is_month() => format!("{}/month", quota.tokens()),
+            _ => Quota::new(quota.tokens(), quota.period()).to_string(),
+        }
+    }
+
     /// The algorithm's name, as command lines and messages have it: `token-bucket`, `leaky-bucket`, `fixed-window`,
     /// `sliding-window` or `sliding-log`.
     pub const fn algorithm(&self) -> &'static str {

@@ -200,7 +200,7 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The first field by which the two differ, and that a service which runs cannot change.
+    /// The first field by which the two differ and that a running service cannot change.
     pub(super) fn fixed_field_that_differs(&self, other: &Self) -> Option<&'static str> {
         let Self {
             http,
@@ -219,21 +219,21 @@ impl ServerConfig {
             shadow_domains: _,
             limit_headers: _,
         } = self;
-        let cert = |tls: &Option<TlsFiles>| tls.as_ref().map(|files| files.cert.clone());
-        let key = |tls: &Option<TlsFiles>| tls.as_ref().map(|files| files.key.clone());
-        let has_names = near_limit_ratio.is_some() == other.near_limit_ratio.is_some();
+        let [own, others] = [tls, &other.tls].map(Option::as_ref);
+        let [has_names, had_names] = [self, other].map(|it| it.near_limit_ratio.is_some());
         [
             ("server.http", *http == other.http),
             ("server.grpc", *grpc == other.grpc),
-            ("server.tls_cert", cert(tls) == cert(&other.tls)),
-            ("server.tls_key", key(tls) == key(&other.tls)),
+            ("server.tls_cert", own.map(|it| &it.cert) == others.map(|it| &it.cert)),
+            ("server.tls_key", own.map(|it| &it.key) == others.map(|it| &it.key)),
+            // What is left of them.
             ("server.client_ca", *tls == other.tls),
             ("server.max_connections", *max_connections == other.max_connections),
             ("server.head_timeout", *head_timeout == other.head_timeout),
             ("server.client_quota", *client_quota == other.client_quota),
             ("server.access_log", *access_log == other.access_log),
             ("server.drain", *drain == other.drain),
-            ("server.ratelimit_metrics", has_names),
+            ("server.ratelimit_metrics", has_names == had_names),
             ("server.near_limit_ratio", *near_limit_ratio == other.near_limit_ratio),
         ]
         .into_iter()

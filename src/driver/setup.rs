@@ -87,9 +87,9 @@ impl Driver {
         let notifications = NotificationQueue::new(parts.max_keys);
         let mut listeners = parts.listeners;
         listeners.push(Arc::new(log::record));
-        let (permits, last_error) =
-            (Arc::new(PermitLimits::new(parts.permits, seed, &time)), Mutex::new(None));
-        let node = NodeState { limits, permits, budget, notifications, last_error, time };
+        let permits = Arc::new(PermitLimits::new(parts.permits, seed, &time));
+        let store_trouble = Mutex::default();
+        let node = NodeState { limits, permits, budget, notifications, store_trouble, time };
         let driver = Self {
             engine,
             store,

@@ -152,7 +152,7 @@ impl HostileStore {
             _ => Lacks::Nothing,
         };
         for _ in 0..changes {
-            // A grant has 57 bytes, or 81, of which the first is its status.
+            // A grant has 57, 65, 81 or 89 bytes, of which the first is its status.
             let grant = HEAD_BYTES + bytes.below(4) * [57, 81][bytes.below(2)];
             match bytes.byte() % 16 {
                 // Another number in the head, where they stand behind two letters.
@@ -168,7 +168,8 @@ impl HostileStore {
                     let number = 1 + 8 * bytes.below(10);
                     replace(&mut reply, grant + number, &bytes.wire_number());
                 }
-                9..=11 => replace(&mut reply, grant, &[bytes.byte() % 64]),
+                9 | 10 => replace(&mut reply, grant, &[bytes.byte() % 64]),
+                11 => replace(&mut reply, grant, &[bytes.byte() % 128]),
                 12 => {
                     let at = bytes.below(reply.len());
                     replace(&mut reply, at, &[bytes.byte()]);

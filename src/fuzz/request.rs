@@ -6,7 +6,8 @@ use super::{Bytes, replace};
 use crate::quota::{Curve, Scale};
 use crate::store::redis::SYNC_CODE;
 use crate::sync::message::{
-    Backdated, Entry, Header, Held, Incarnation, Knowledge, NUMBER_MAX, Reply, Request, Times,
+    Backdated, Claim, Entry, Header, Held, Incarnation, Knowledge, NUMBER_MAX, Reply, Request,
+    Times,
 };
 
 /// A server whose memory the target fills and empties.
@@ -159,19 +160,18 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         want: amount(bytes),
         want_rate: amount(bytes),
         restore: bytes.one_in(4),
-        claim: (bytes.one_in(2)).then(|| amount(bytes)),
+        claim: (bytes.one_in(2)).then(|| Claim { unleased: amount(bytes), previous: 0 }),
         spent_before: 0,
         refunded: Backdated::default(),
         window_span_us: [0; 2],
         unspent: Backdated::default(),
-        previous: 0,
         reset: false,
     };
     // What has no bytes of its own: older inputs keep their meaning.
     let mut entry = Entry {
         spent_before: entry.spent / 2,
         taken_before: entry.taken / 2,
-        previous: entry.claim.map_or(0, |claim| claim / 2),
+        claim: entry.claim.map(|claim| Claim { previous: claim.unleased / 2, ..claim }),
         refunded: Backdated { tokens: entry.debt / 2, from_us: entry.held.stamp_us },
         unspent: Backdated { tokens: entry.allowed / 2, from_us: entry.held.stamp_us },
         reset: entry.spent % 5 == 4,

@@ -177,8 +177,9 @@ impl ActiveLimit {
     }
 
     fn reset_not_taken(&self, within: Duration) -> ResetError {
-        let last = self.shared.node.last_error.lock().unwrap_or_else(PoisonError::into_inner);
-        let error = last.clone().unwrap_or(StoreError::TimedOut(within));
+        let trouble = &self.shared.node.store_trouble;
+        let error = trouble.lock().unwrap_or_else(PoisonError::into_inner).error.clone();
+        let error = error.unwrap_or(StoreError::TimedOut(within));
         ResetError::Store { limit: self.name(), error }
     }
 

@@ -1,4 +1,4 @@
-//! When windows end, what of a lease ends with them, and when they have tokens again.
+//! How the level of windows rises, when they end, what of a lease ends with them, and when they have tokens again.
 
 use super::{Curve, Scale};
 
@@ -72,9 +72,11 @@ impl Scale {
         let (window_us, burst) = (self.window_us(), self.burst);
         let passed = until_us / window_us - from_us / window_us;
         if self.curve == Curve::FixedWindow {
+            if passed <= 0 {
+                return (level, previous);
+            }
             let given = i128::from(level) + i128::from(burst) * i128::from(passed);
-            let is_open = passed <= 0;
-            return (if is_open { level } else { given.min(burst.into()) as i64 }, previous);
+            return (given.min(burst.into()) as i64, previous);
         }
         let mut current = (burst - level - self.counted(previous, from_us)).max(0);
         let mut previous = previous;

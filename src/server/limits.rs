@@ -11,7 +11,6 @@ use super::running::Running;
 use crate::algorithm::Rule;
 use crate::limit::{Limit, Mode};
 use crate::limiter::AsyncLimit;
-use crate::quota::Quota;
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = Limit)]
@@ -41,24 +40,18 @@ struct ShownQuota {
     quota: String,
     /// What a key can spend at once, in tokens.
     burst: u64,
-    /// The time zone whose hours, days or months are the windows.
+    /// The time zone whose hours, days or months the windows are.
     #[serde(skip_serializing_if = "Option::is_none")]
     zone: Option<&'static str>,
 }
 
 impl From<Rule> for ShownQuota {
     fn from(rule: Rule) -> Self {
-        let (quota, burst) = (rule.quota(), rule.quota().burst_tokens());
-        let (is_month, zone) = match rule {
-            Rule::FixedWindow(window) => (window.is_month(), window.zone_name()),
-            _ => (false, None),
+        let zone = match rule {
+            Rule::FixedWindow(window) => window.zone_name(),
+            _ => None,
         };
-        let quota = if is_month {
-            format!("{}/month", quota.tokens())
-        } else {
-            Quota::new(quota.tokens(), quota.period()).to_string()
-        };
-        Self { quota, burst, zone }
+        Self { quota: rule.quota_text(), burst: rule.quota().burst_tokens(), zone }
     }
 }
 

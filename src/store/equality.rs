@@ -17,8 +17,8 @@ use super::redis::RedisStore;
 use crate::error::StoreError;
 use crate::quota::{Curve, Quota, Scale};
 use crate::sync::message::{
-    Backdated, BatchVerdict, Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge, Reply,
-    Request, Times,
+    Backdated, BatchVerdict, Claim, Entry, Grant, Header, Held, Incarnation, InstanceId, Knowledge,
+    Reply, Request, Times,
 };
 
 mod edges;
@@ -174,6 +174,13 @@ fn backdated(random: &mut Random, tokens: i64, time_us: i64) -> Backdated {
     Backdated {
         tokens: if random.one_in(3) { random.amount(tokens) } else { 0 },
         from_us: time_us - random.among(&[0, 10, 20_000, 2_000_000, 9_000_000]),
+    }
+}
+
+fn claim(random: &mut Random, scale: &Scale) -> Claim {
+    Claim {
+        unleased: scale.burst - random.amount(2 * scale.burst),
+        previous: backdated(random, scale.burst, 0).tokens,
     }
 }
 
@@ -477,8 +484,7 @@ impl World {
             want: random.amount(2 * tokens),
             want_rate: random.amount(2 * scale.rate),
             restore: random.one_in(20),
-            claim: random.one_in(3).then(|| scale.burst - random.amount(2 * scale.burst)),
-            previous: backdated(random, scale.burst, 0).tokens,
+            claim: random.one_in(3).then(|| claim(random, &scale)),
             reset: random.one_in(20),
         };
         if number >= KEYS_SANE && random.one_in(4) {

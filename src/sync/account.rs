@@ -142,9 +142,10 @@ impl Account {
         let known = bucket.view_and_refill().0;
         let age_us = known.age(now).map(micros);
         let view = age_us.map(|age_us| StoreView {
+            unleased: known.tokens().saturating_mul(unit),
             level: known.tokens().saturating_mul(unit),
-            whole: known.tokens().saturating_mul(unit),
-            previous: 0,
+            is_partial: true,
+            previous: None,
             leased: 0,
             at: now.minus_micros(age_us),
             window_ends_latest: now

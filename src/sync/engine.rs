@@ -219,16 +219,19 @@ impl Engine {
         self.lanes.iter().map(Lane::timeout).min().unwrap_or(Timestamp::NEVER)
     }
 
-    /// Whether every lane was reached and none recovers from a loss of memory.
+    /// Whether every lane was reached, and none waits for what its nodes know.
     pub(crate) fn is_ready(&self, now: Timestamp) -> bool {
         self.lanes.iter().all(|lane| lane.is_ready(now))
     }
 
-    /// What keeps a lane from answering, if one does not; or else from giving leases.
-    pub(crate) fn error(&self, now: Timestamp) -> Option<StoreError> {
-        let recovers = |lane: &Lane| lane.recovers(now).then_some(StoreError::Recovering);
-        let away = self.lanes.iter().find_map(Lane::error).cloned();
-        away.or_else(|| self.lanes.iter().find_map(recovers))
+    /// What keeps a lane from answering, if one does not.
+    pub(crate) fn error(&self) -> Option<&StoreError> {
+        self.lanes.iter().find_map(Lane::error)
+    }
+
+    /// Whether a lane answers, and waits for what its nodes know.
+    pub(crate) fn is_recovering(&self, now: Timestamp) -> bool {
+        self.lanes.iter().any(|lane| lane.is_recovering(now))
     }
 
     /// Whether no lane has an open account or a report under way.

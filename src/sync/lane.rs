@@ -148,11 +148,11 @@ impl Lane {
 
     /// Whether the lane was reached and has nothing to recover from.
     pub(crate) fn is_ready(&self, now: Timestamp) -> bool {
-        self.incarnation.is_some() && !self.is_down() && !self.recovers(now)
+        self.incarnation.is_some() && !self.is_down() && !self.is_recovering(now)
     }
 
     /// Whether the lane waits for what its nodes know, by its last reply.
-    pub(crate) fn recovers(&self, now: Timestamp) -> bool {
+    pub(crate) fn is_recovering(&self, now: Timestamp) -> bool {
         now < self.replies.recovering_until
     }
 
@@ -474,7 +474,7 @@ impl Lane {
         if self.silence.is_returning {
             return (slots, entries);
         }
-        let (leaving, is_recovering) = (self.leaving, self.is_recovering(now));
+        let (leaving, is_recovering) = (self.leaving, self.may_be_recovering(now));
         while let Some(slot) = self.accounts.next_due(slots.len(), newcomers, leaving, now) {
             if !self.reports(slot, now, context) {
                 continue;
@@ -505,8 +505,8 @@ impl Lane {
     }
 
     /// Whether the lane may still hear from nodes what they know of its keys.
-    fn is_recovering(&self, now: Timestamp) -> bool {
-        self.replies.time.is_none() || self.recovers(now)
+    fn may_be_recovering(&self, now: Timestamp) -> bool {
+        self.replies.time.is_none() || self.is_recovering(now)
     }
 
     /// When the window of a calendar began that it is now by the lane's time, and when it ends.

@@ -109,6 +109,22 @@ impl Backdated {
     }
 }
 
+/// What there can be of a key whose record is lost, by what a node knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Claim {
+    /// The most that can be leased, in units.
+    pub unleased: i64,
+    /// Units charged in the window before the one now, if windows slide.
+    pub previous: i64,
+}
+
+impl Claim {
+    fn bounded(self) -> Self {
+        let Self { unleased, previous } = self;
+        Self { unleased: unleased.clamp(-NUMBER_MAX, NUMBER_MAX), previous: natural(previous) }
+    }
+}
+
 /// One key of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -160,10 +176,8 @@ pub(crate) struct Entry {
     pub want_rate: i64,
     /// The store may not know this key's lease: register it anew.
     pub restore: bool,
-    /// The highest level that the store's bucket can have according to what the node knows, in units.
-    pub claim: Option<i64>,
-    /// Units charged in the window before the one now by what the node knows, if windows slide and there is a claim.
-    pub previous: i64,
+    /// What there can be, if the store has lost the key's record.
+    pub claim: Option<Claim>,
     /// After all of that the key is to be as if it had never been used, but for what is leased.
     pub reset: bool,
 }
@@ -282,12 +296,12 @@ impl Request {
 }
 
 /// Numbers of an entry's rest.
-const REST_NUMBERS: usize = 16;
+const REST_NUMBERS: usize = 15;
 const HEADER_BYTES: usize = 16 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
 const QUOTA_BYTES: usize = 2 + 6 * 8;
 /// The most that an entry takes: its own, its rest, and a quota that no other has.
-const ENTRY_BYTES_MAX: usize = 2 + (12 + REST_NUMBERS + 6) * 8;
+const ENTRY_BYTES_MAX: usize = 2 + (12 + REST_NUMBERS + 1 + 6) * 8;
 /// What every reply and every record begins with.
 const MAGIC: [u8; 2] = *b"T2";
 const SETTLED: i64 = 1;
@@ -297,6 +311,8 @@ const FLAG_CLAIM: u8 = 2;
 /// The rest of the entry follows: it is not all zeros.
 const FLAG_REST: u8 = 4;
 const FLAG_RESET: u8 = 8;
+/// Last follows what the claim says was charged in the window before: it is not 0.
+const FLAG_PREVIOUS: u8 = 16;
 
 /// A limit's definition, which the entries of a batch mostly share: rate, token, burst, version,
 /// length of an epoch, and algorithm.
@@ -305,7 +321,8 @@ type QuotaNumbers = [i64; 6];
 fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
     let mut quotas: Vec<QuotaNumbers> = Vec::new();
     let mut body = Vec::with_capacity(entries.len() * ENTRY_BYTES_MAX);
-    let mut rests = 0;
+    // Numbers that follow entries.
+    let mut more = 0;
     for entry in entries {
         let entry = entry.bounded();
         let quota = entry.quota();
@@ -314,15 +331,8 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
             quotas.push(quota);
             quotas.len() - 1
         });
-        let rest = entry.rest();
-        let follows = rest != [0; REST_NUMBERS];
-        rests += i64::from(follows);
         // The store counts from 1.
-        body.extend([place as u8 + 1, entry.flags(follows)]);
-        put(&mut body, &entry.numbers());
-        if follows {
-            put(&mut body, &rest);
-        }
+        more += entry.encode(place as u8 + 1, &mut body);
     }
     let mut bytes = Vec::with_capacity(HEADER_BYTES + quotas.len() * QUOTA_BYTES + body.len());
     let numbers = [
@@ -340,7 +350,7 @@ fn encode(header: &Header, entries: &[Entry]) -> Vec<u8> {
         header.knowledge.flags(),
         entries.len() as i64,
         quotas.len() as i64,
-        rests,
+        more as i64,
         header.limits.len() as i64,
     ];
     put(&mut bytes, &numbers);
@@ -417,8 +427,7 @@ impl Entry {
             want: natural(self.want),
             want_rate: natural(self.want_rate),
             restore: self.restore,
-            claim: self.claim.map(|claim| claim.clamp(-NUMBER_MAX, NUMBER_MAX)),
-            previous: natural(self.previous),
+            claim: self.claim.map(Claim::bounded),
             reset: self.reset,
         }
     }
@@ -431,7 +440,7 @@ impl Entry {
 
     /// Whether the store must have a record of the key: it leased some of it, or it cannot be full yet.
     pub(crate) fn is_evidence(&self) -> bool {
-        self.holds() || self.claim.is_some_and(|claim| claim < self.scale.burst)
+        self.holds() || self.claim.is_some_and(|claim| claim.unleased < self.scale.burst)
     }
 
     fn quota(&self) -> QuotaNumbers {
@@ -444,6 +453,7 @@ impl Entry {
             + u8::from(self.claim.is_some()) * FLAG_CLAIM
             + u8::from(rest_follows) * FLAG_REST
             + u8::from(self.reset) * FLAG_RESET
+            + u8::from(self.previous() > 0) * FLAG_PREVIOUS
     }
 
     fn numbers(&self) -> [i64; 12] {
@@ -459,8 +469,28 @@ impl Entry {
             self.want,
             self.want_rate,
             self.lost,
-            self.claim.unwrap_or(0),
+            self.claim.map_or(0, |claim| claim.unleased),
         ]
+    }
+
+    /// Writes the entry of the quota in this place. Returns how many numbers follow.
+    fn encode(&self, place: u8, body: &mut Vec<u8>) -> usize {
+        let (rest, previous) = (self.rest(), self.previous());
+        let (has_rest, has_previous) = (rest != [0; REST_NUMBERS], previous > 0);
+        body.extend([place, self.flags(has_rest)]);
+        put(body, &self.numbers());
+        if has_rest {
+            put(body, &rest);
+        }
+        if has_previous {
+            put(body, &[previous]);
+        }
+        usize::from(has_rest) * REST_NUMBERS + usize::from(has_previous)
+    }
+
+    /// What the claim says was charged in the window before.
+    fn previous(&self) -> i64 {
+        self.claim.map_or(0, |claim| claim.previous)
     }
 
     /// What most entries have nothing of.
@@ -481,7 +511,6 @@ impl Entry {
             self.unspent.tokens,
             self.unspent.from_us,
             self.taken_before,
-            self.previous,
         ]
     }
 }

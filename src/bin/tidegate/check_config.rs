@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 use tidegate::config::{Config, ConfigFileError, Mistake};
-use tidegate::{Concurrency, Limit, Quota, Rule};
+use tidegate::{Concurrency, Limit, Rule};
 
 use crate::output::{self, OutputError};
 
@@ -67,7 +67,7 @@ struct Report<'a> {
 struct LimitLine<'a> {
     name: &'a str,
     algorithm: &'static str,
-    quota: Quota,
+    quota: String,
     plans: Vec<PlanLine<'a>>,
 }
 
@@ -80,7 +80,7 @@ struct ConcurrencyLine<'a> {
 #[derive(Serialize)]
 struct PlanLine<'a> {
     name: &'a str,
-    quota: Quota,
+    quota: String,
 }
 
 #[derive(Serialize)]
@@ -189,10 +189,10 @@ fn limit_line(limit: &Limit) -> LimitLine<'_> {
 }
 
 /// Only a token bucket has a burst of its own.
-fn quota(rule: Rule) -> Quota {
+fn quota(rule: Rule) -> String {
     match rule {
-        Rule::TokenBucket(quota) => quota,
-        _ => Quota::new(rule.quota().tokens(), rule.quota().period()),
+        Rule::TokenBucket(quota) => quota.to_string(),
+        _ => rule.quota_text(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::virtual_time::OneNode;
 use super::*;
-use crate::sync::message::{ENTRIES_MAX, Given};
+use crate::sync::message::{Claim, ENTRIES_MAX, Given};
 
 const EPOCH_US: i64 = 50_000;
 
@@ -30,7 +30,7 @@ fn entries(scale: Scale, now_us: i64) -> Vec<Entry> {
                 let held = Held { rate: held_rate, stamp_us: now_us, tag, ..Held::default() };
                 let asked = Entry { demand, needed, want, want_rate, ..Entry::empty(scale) };
                 let key = entries.len().to_string().into_bytes().into();
-                let claim = Some(claim);
+                let claim = Some(Claim { unleased: claim, previous: 0 });
                 entries.push(Entry { key, epoch_us: EPOCH_US, held, claim, ..asked });
             }
         }
@@ -69,7 +69,6 @@ impl Later {
             demand,
             want_rate,
             claim: None,
-            previous: 0,
             ..entry.clone()
         }
     }

@@ -5,6 +5,8 @@ use crate::sync::message::Entry;
 
 /// Puts an absurd number into a random field.
 pub(super) fn spoil(entry: &mut Entry, random: &mut Random) {
+    let mut none = 0;
+    let previous = entry.claim.as_mut().map_or(&mut none, |claim| &mut claim.previous);
     let absurd = random.among(&[i64::MIN, -1, 0, (1 << 52) + 1, 1 << 53, i64::MAX]);
     let fields: [&mut i64; 30] = [
         &mut entry.scale.rate,
@@ -36,7 +38,7 @@ pub(super) fn spoil(entry: &mut Entry, random: &mut Random) {
         &mut entry.needed,
         &mut entry.want,
         &mut entry.want_rate,
-        &mut entry.previous,
+        previous,
     ];
     let chosen = random.below(fields.len() as u64) as usize;
     for (index, field) in fields.into_iter().enumerate() {

@@ -2,19 +2,20 @@
 
 use crate::limit::Terms;
 use crate::quota::{Curve, Scale};
-use crate::sync::message::{Entry, Given, Withheld};
+use crate::sync::message::{Claim, Entry, Given, Withheld};
 use crate::time::Timestamp;
 
 /// What the last reply said about the key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoreView {
     /// What the store could lease, in units.
-    pub(super) level: i64,
+    pub(super) unleased: i64,
     /// That and all that was outstanding, in units.
-    pub(super) whole: i64,
-    /// Units charged in the window before that of the view, if windows slide. None are known of a view that the bucket kept: then
-    /// all that is missing counts as charged in the window of the view, which is later than it was.
-    pub(super) previous: i64,
+    pub(super) level: i64,
+    /// The store withheld some of it, or the bucket kept the view, which has only what could be leased.
+    pub(super) is_partial: bool,
+    /// Units charged in the window before that of the view, if windows slide. A view that the bucket kept does not tell.
+    pub(super) previous: Option<i64>,
     /// Refill leased to all nodes, in units per microsecond.
     pub(super) leased: i64,
     pub(super) at: Timestamp,
@@ -28,21 +29,24 @@ pub(super) struct StoreView {
 impl StoreView {
     /// Whether the view is so old that its windows have given all tokens back. The store may have forgotten the record by then.
     fn is_surely_full(&self, now: Timestamp, scale: &Scale) -> bool {
-        let full_us = scale.full_us(scale.burst.saturating_sub(self.level));
+        let full_us = scale.full_us(scale.burst.saturating_sub(self.unleased));
         scale.curve != Curve::Refill && now.micros_since(self.at) >= full_us
     }
 
-    /// What can be leased of a sliding window at `now`, and what was charged in the window before, if no other node spends.
-    fn slid(&self, now: Timestamp, scale: &Scale) -> (i64, i64) {
-        // The window of the view, as if it were the first, ends at its length.
+    /// What can be leased of a sliding window at `now`, and what was charged in the window before, if no other node spends. What
+    /// others hold may have been given back, or may have ended: then there is more.
+    fn extrapolate_sliding(&self, previous: i64, now: Timestamp, scale: &Scale) -> Claim {
+        // Times count from the begin of the view's window.
         let left_us = self.window_ends_latest.micros_since(self.at) as i64;
         let from_us = (scale.window_us() - left_us).max(0);
         let until_us = from_us.saturating_add_unsigned(now.micros_since(self.at));
-        let (level, previous) = scale.pass_windows(self.whole, self.previous, from_us, until_us);
+        let (level, previous) = scale.pass_windows(self.level, previous, from_us, until_us);
         let refill_us = scale.refill_until_us(from_us, until_us) - from_us;
         let refilled = i128::from(self.leased) * i128::from(refill_us);
-        let outstanding = i128::from(self.whole - self.level) + refilled;
-        ((i128::from(level) - outstanding).max(i64::MIN.into()) as i64, previous)
+        let outstanding = i128::from(self.level - self.unleased) + refilled;
+        let unleased = i128::from(level) - outstanding;
+        let unleased = unleased.clamp(i64::MIN.into(), scale.burst.into()) as i64;
+        Claim { unleased, previous }
     }
 }
 
@@ -68,36 +72,34 @@ pub(crate) struct Installed {
 pub(super) struct Level {
     /// `None` before the store has answered.
     pub(super) view: Option<StoreView>,
-    /// What the store could lease by its last reply, with all that is outstanding, in units; 0 if it withheld some.
-    pub(super) with_outstanding: i64,
     /// How fast the level rises while this node spends nothing, in units per microsecond.
     growth: f64,
 }
 
 impl Level {
     pub(super) fn new(view: Option<StoreView>, rate: i64) -> Self {
-        Self { view, with_outstanding: 0, growth: rate as f64 }
+        Self { view, growth: rate as f64 }
     }
 
     /// The same in other units, but for `growth`, which stays in units of this node.
     pub(super) fn with_units(&self, convert: impl Fn(i64) -> i64) -> Self {
         let view = self.view.map(|view| StoreView {
+            unleased: convert(view.unleased),
             level: convert(view.level),
-            whole: convert(view.whole),
-            previous: convert(view.previous),
+            previous: view.previous.map(&convert),
             leased: convert(view.leased),
             ..view
         });
-        Self { view, with_outstanding: convert(self.with_outstanding), growth: self.growth }
+        Self { view, growth: self.growth }
     }
 
     /// Takes a reply in: the view is that of `now`.
     pub(super) fn install(&mut self, given: &Given, window: &StoredWindow, now: Timestamp) {
-        self.with_outstanding = if given.withheld == Withheld::Nothing { given.level } else { 0 };
         self.view = Some(StoreView {
-            level: given.available,
-            whole: given.level,
-            previous: given.previous,
+            unleased: given.available,
+            level: given.level,
+            is_partial: given.withheld != Withheld::Nothing,
+            previous: Some(given.previous),
             leased: given.leased,
             at: now,
             window_ends_latest: now.plus_micros(window.left_us),
@@ -105,19 +107,23 @@ impl Level {
         });
     }
 
-    /// The most that the level can be, if the store has lost the key's record, and what was charged in the window before: by
-    /// this node's estimate.
-    pub(super) fn claim(&self, now: Timestamp, scale: &Scale) -> (Option<i64>, i64) {
-        match &self.view {
-            Some(view) if view.was_full => (Some(scale.burst), 0),
-            Some(view)
-                if scale.curve == Curve::SlidingWindow && !view.is_surely_full(now, scale) =>
-            {
-                let (level, previous) = view.slid(now, scale);
-                (Some(level.min(scale.burst)), previous)
-            }
-            _ => (self.estimate(now, scale), 0),
+    /// What there can be, if the store has lost the key's record: by this node's estimate.
+    pub(super) fn claim(&self, now: Timestamp, scale: &Scale) -> Option<Claim> {
+        let view = self.view.as_ref()?;
+        let slides = scale.curve == Curve::SlidingWindow;
+        if let Some(previous) = view.previous.filter(|_| slides)
+            // By then what is outstanding has ended.
+            && !view.is_surely_full(now, scale)
+        {
+            return Some(view.extrapolate_sliding(previous, now, scale));
         }
+        let unleased = if view.was_full { scale.burst } else { self.estimate(now, scale)? };
+        Some(Claim { unleased, previous: 0 })
+    }
+
+    /// What the store has of the key with all that is outstanding, in units; 0 if this node does not know all of it.
+    pub(super) fn with_outstanding(&self) -> i64 {
+        self.view.filter(|view| !view.is_partial).map_or(0, |view| view.level)
     }
 
     /// The level at `now` if no other node spends, in units.
@@ -134,17 +140,17 @@ impl Level {
                 Curve::Refill => {}
                 Curve::FixedWindow | Curve::CalendarWindow => {
                     let given = i128::from(scale.burst) * i128::from(windows);
-                    return (i128::from(view.level) + given).min(scale.burst.into()) as i64;
+                    return (i128::from(view.unleased) + given).min(scale.burst.into()) as i64;
                 }
                 // What leaves before the window ends is not counted on: others will have spent it.
                 Curve::SlidingWindow | Curve::SlidingLog => {
-                    let owed = (scale.burst - view.level) / scale.burst;
-                    return if windows > owed + 1 { scale.burst } else { view.level };
+                    let owed = (scale.burst - view.unleased) / scale.burst;
+                    return if windows > owed + 1 { scale.burst } else { view.unleased };
                 }
             }
             let rate = (scale.rate - view.leased).max(0);
             let flowed = i128::from(rate) * i128::from(now.micros_since(view.at));
-            (i128::from(view.level) + flowed).min(i128::from(scale.burst)) as i64
+            (i128::from(view.unleased) + flowed).min(i128::from(scale.burst)) as i64
         })
     }
 
@@ -168,12 +174,12 @@ impl Level {
 
     /// Whether the store had next to nothing to give by its last reply.
     pub(super) fn is_scarce(&self, scale: &Scale) -> bool {
-        self.view.is_some_and(|view| view.level < scale.burst / 20)
+        self.view.is_some_and(|view| view.unleased < scale.burst / 20)
     }
 
     /// Whether more than so many units are owed by the store's last reply.
     pub(super) fn owes_more_than(&self, units: i64) -> bool {
-        self.view.is_some_and(|view| view.level < -units)
+        self.view.is_some_and(|view| view.unleased < -units)
     }
 
     /// Whether the store has answered since `at`.
@@ -216,7 +222,7 @@ impl Level {
         }
         let taken = given.tokens.saturating_add(entry.debt).saturating_mul(token);
         let risen =
-            (given.available - view.level).saturating_add(taken.saturating_sub(entry.returned));
+            (given.available - view.unleased).saturating_add(taken.saturating_sub(entry.returned));
         let seen = risen as f64 / passed_us as f64;
         let least = rate as f64 / nodes as f64;
         self.growth = f64::midpoint(self.growth, seen.clamp(least, rate as f64));

@@ -131,7 +131,7 @@ impl Account {
     pub(super) fn spares_refill(&self, now: Timestamp, terms: &Terms) -> bool {
         let span_us = self.span_us(now, terms);
         let part =
-            self.level.view.map_or(0, |view| view.level / self.scale.token / self.cluster.nodes);
+            self.level.view.map_or(0, |view| view.unleased / self.scale.token / self.cluster.nodes);
         part as f64 >= self.arrivals.demand.over(span_us)
     }
 
@@ -165,7 +165,7 @@ impl Account {
     /// Whether the bucket is nearly full, though most of it may be outstanding. Then a node may hold tokens of a key
     /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
     pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
-        self.level.with_outstanding > terms.scale.burst / 4 * UNSPENT_QUARTERS
+        self.level.with_outstanding() > terms.scale.burst / 4 * UNSPENT_QUARTERS
             && !self.history.caller_has_waited
             && self.burst(terms) >= TOKENS_A_NODE * self.cluster.nodes
     }

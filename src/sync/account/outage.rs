@@ -104,7 +104,7 @@ impl Account {
 
     /// What may be spent of the level last seen, in tokens; a key with a lease has what is left of it.
     fn loan(&self, nodes: i64) -> i64 {
-        let level = self.level.view.map_or(0, |view| view.level.max(0));
+        let level = self.level.view.map_or(0, |view| view.unleased.max(0));
         if self.lease.is_any() { 0 } else { level / self.scale.token / nodes }
     }
 
@@ -118,7 +118,7 @@ impl Account {
         self.spending.policy_left = now;
         // What was lent of it is not there to be lent again.
         if let Some(view) = &mut self.level.view {
-            view.level = view.level.min(0);
+            view.unleased = view.unleased.min(0);
         }
         let (unit, window_us) = (self.scale.token, self.stored_scale().window_us());
         // To the unit, with what makes no whole token yet.

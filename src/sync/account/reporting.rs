@@ -40,7 +40,7 @@ impl Account {
         // Nothing more can be sent before the answer.
         self.collect(now, true);
         self.arrivals.observe_demand(now, terms);
-        let (claim, previous) = self.level_in_store().claim(now, &self.stored_scale());
+        let claim = self.level_in_store().claim(now, &self.stored_scale());
         let wanted = self.wanted(now, terms, leaving);
         let returned = self.give_back(terms, now, wanted.tokens, wanted.rate);
         let tokens = self.bucket.mint_tokens(now, self.scale.token);
@@ -53,7 +53,7 @@ impl Account {
         let entry = self.entry(limit, terms, &wanted, &returned, tokens);
         self.spending.reported = now;
         self.lease.reported = entry.held;
-        Entry { claim, previous, ..self.quota.in_stored_units(entry) }
+        Entry { claim, ..self.quota.in_stored_units(entry) }
     }
 
     fn wanted(&self, now: Timestamp, terms: &Terms, leaving: bool) -> Wanted {
@@ -105,7 +105,6 @@ impl Account {
             want_rate: wanted.rate,
             restore,
             claim: None,
-            previous: 0,
             reset: false,
         }
     }

@@ -196,9 +196,10 @@ mod tests {
         account.history.last_request = now;
         let level = terms.scale.burst;
         account.level.view = Some(StoreView {
+            unleased: level,
             level,
-            whole: level,
-            previous: 0,
+            is_partial: false,
+            previous: None,
             leased: 0,
             at: now,
             window_ends_latest: now,

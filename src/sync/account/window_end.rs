@@ -63,7 +63,7 @@ mod tests {
     use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table, Verdict};
     use crate::limit::{Limit, Terms};
     use crate::quota::{Curve, Quota, Scale};
-    use crate::sync::message::{Entry, Given};
+    use crate::sync::message::{Claim, Entry, Given};
 
     /// When the store answered, by its clock: half a second before the end of a window.
     const STAMP_US: i64 = 10_500_000;
@@ -136,9 +136,13 @@ mod tests {
                     report(&mut back, &terms, us).claim
                 };
                 let told = left * terms.scale.token;
-                assert_eq!(claim_at(10 * second_us + 1_000), Some(told), "{rule:?}");
+                assert_eq!(claim_at(10 * second_us + 1_000), Some(claim_of(told)), "{rule:?}");
                 let later = 10 * second_us + longest * second_us + 100_000;
-                assert_eq!(claim_at(later), Some(terms.scale.burst), "{rule:?}, {left} were left");
+                assert_eq!(
+                    claim_at(later),
+                    Some(claim_of(terms.scale.burst)),
+                    "{rule:?}, {left} were left"
+                );
             }
         }
     }
@@ -159,7 +163,11 @@ mod tests {
         for us in [1_080_000_001, (1 << 32) * 1_000 + 60_000_000] {
             let mut back =
                 Account::new(bucket.clone(), b"key"[..].into(), 0, cluster(), &terms, at(us));
-            assert_eq!(report(&mut back, &terms, us).claim, Some(terms.scale.burst), "{us}");
+            assert_eq!(
+                report(&mut back, &terms, us).claim,
+                Some(claim_of(terms.scale.burst)),
+                "{us}"
+            );
         }
     }
 
@@ -178,10 +186,15 @@ mod tests {
         open.install(&Given::default(), &entry, at(2_000), at(2_000), &terms);
         let day_us = 86_400_000_000;
         for (us, part) in [(day_us / 2, 49..=51), (day_us + 3_000, 100..=100)] {
-            let claim = report(&mut open, &terms, us).claim.unwrap();
+            let claim = report(&mut open, &terms, us).claim.unwrap().unleased;
             open.end_report();
             assert!(part.contains(&(100 * claim / terms.stored_scale.burst)), "{us}: {claim}");
         }
+    }
+
+    /// What a node claims that knows of nothing charged in the window before.
+    fn claim_of(unleased: i64) -> Claim {
+        Claim { unleased, previous: 0 }
     }
 
     /// 400 of 1000 tokens were there at the middle of a window, 100 of them outstanding, and 800 had been charged in the one
@@ -190,32 +203,33 @@ mod tests {
     fn sliding_window_tells_what_was_charged_in_the_window_before() {
         let terms = Limit::new("x", SlidingWindow::per_second(1000)).credit(0);
         let terms = terms.validate_hybrid(1).unwrap();
-        let mut account = account_of(&terms);
-        let entry = report(&mut account, &terms, 1_000);
-        account.end_report();
         let of = |tokens: i64| tokens * terms.scale.token;
-        let given = Given {
-            available: of(300),
-            level: of(400),
-            previous: of(800),
-            stamp_us: STAMP_US,
-            life_us: 2_000_000,
-            ..Given::default()
-        };
-        account.install(&given, &entry, at(1_000), at(1_000), &terms);
-        for (after_us, claim, previous) in [
-            (0, 300, 800),
-            (250_000, 500, 800),
-            (490_000, 692, 800),
-            (500_000, 700, 200),
-            (750_000, 750, 200),
-            (1_500_000, 900, 0),
-            // The record may be forgotten.
-            (2_000_000, 1000, 0),
-        ] {
-            let told = report(&mut account, &terms, 1_000 + after_us);
+        // Where refill of 500 a second is leased, that is outstanding too, until the window's end.
+        for (leased, halves) in [(0, 0), (terms.scale.rate / 2, 1)] {
+            let mut account = account_of(&terms);
+            let entry = report(&mut account, &terms, 1_000);
             account.end_report();
-            assert_eq!((told.claim, told.previous), (Some(of(claim)), of(previous)), "{after_us}");
+            let (available, level, previous) = (of(300), of(400), of(800));
+            let (stamp_us, life_us) = (STAMP_US, 2_000_000);
+            let rest = Given { stamp_us, life_us, ..Given::default() };
+            let given = Given { available, level, leased, previous, ..rest };
+            account.install(&given, &entry, at(1_000), at(1_000), &terms);
+            for (after_us, unleased, refilled, previous) in [
+                (0, 300, 0, 800),
+                (250_000, 500, 125, 800),
+                (490_000, 692, 245, 800),
+                (500_000, 700, 250, 200),
+                (750_000, 750, 250, 200),
+                (1_500_000, 900, 250, 0),
+                // The record may be forgotten.
+                (2_000_000, 1000, 0, 0),
+            ] {
+                let told = report(&mut account, &terms, 1_000 + after_us).claim;
+                account.end_report();
+                let unleased = of(unleased - halves * refilled);
+                let expected = Claim { unleased, previous: of(previous) };
+                assert_eq!(told, Some(expected), "after {after_us}, {leased} leased");
+            }
         }
     }
 

@@ -46,7 +46,6 @@ impl Entry {
             want_rate: 0,
             restore: false,
             claim: None,
-            previous: 0,
             reset: false,
         }
     }
