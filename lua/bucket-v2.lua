@@ -255,7 +255,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. `is_claimed`:
-  -- the node registers it anew, and says how much there can be; while a lane waits for all its nodes, the
+  -- the node registers it anew, and knows how much there can be; while a lane waits for all its nodes, the
   -- lowest of their claims tells the level.
   local function first_record(quota, rate, burst, is_known, is_claimed)
     local level, until_us, previous, slots = burst, 0, 0, {}
@@ -530,8 +530,8 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
   local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
   -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest, 8 resets the key, 16 is followed, last, by
-  -- what its claim says was charged in the window before.
-  local RESTORE, CLAIM, REST, RESET, CLAIM_PREVIOUS = 1, 2, 4, 8, 16
+  -- what its claim says was charged in the window before, 32 has a claim that is not recent.
+  local RESTORE, CLAIM, REST, RESET, CLAIM_PREVIOUS, OLD_CLAIM = 1, 2, 4, 8, 16, 32
   -- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
   -- showed that the record had been lost, WITHHELD where the lane gives less than it has,
   -- CREDIT_WITHHELD where that is because something was lost or not heard of yet, PREVIOUS where it follows what was
@@ -578,12 +578,14 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
     local unspent, unspent_given_us, taken_before, claimed_previous = 0, 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
-    local has_refill_ended, is_reset = false, false
+    local has_refill_ended, is_reset, is_claimed = false, false, false
     at = next_at
     if flags ~= CLAIM then
       restoring, has_claim, is_reset = flags % 2 >= RESTORE, flags % 4 >= CLAIM, flags % 16 >= RESET
+      is_claimed = restoring and has_claim and flags < OLD_CLAIM
       if flags % RESET >= REST then more = more - REST_NUMBERS end
-      if flags >= CLAIM_PREVIOUS then more = more - 1 end
+      local has_previous = flags % OLD_CLAIM >= CLAIM_PREVIOUS
+      if has_previous then more = more - 1 end
       if more < 0 then
         return nil
       end
@@ -592,7 +594,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
           refunded_from_us, window_begins_us, window_ends_us, unspent, unspent_given_us, taken_before, at =
             unpack_numbers(REST_FORMAT, batch, at)
       end
-      if flags >= CLAIM_PREVIOUS then claimed_previous, at = unpack_numbers(NUMBER_FORMAT, batch, at) end
+      if has_previous then claimed_previous, at = unpack_numbers(NUMBER_FORMAT, batch, at) end
     end
     if quotas[number] ~= terms then
       terms = quotas[number]
@@ -623,7 +625,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       local is_known = rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0
         or has_claim and claim < burst
       record = call('TYPE', name).ok ~= 'none' and ''
-        or rare.first_record(quota, rate, burst, is_known and not restoring, restoring and has_claim)
+        or rare.first_record(quota, rate, burst, is_known and not restoring, is_claimed)
     end
     local length = #record
     local tail = length - BUCKET_BYTES
@@ -692,7 +694,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       end
       previous, slots, stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-        rare.pass_time(restoring and has_claim, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
+        rare.pass_time(is_claimed, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
           level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       if beyond + beyond_before > 0 then

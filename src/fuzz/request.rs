@@ -160,7 +160,11 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         want: amount(bytes),
         want_rate: amount(bytes),
         restore: bytes.one_in(4),
-        claim: (bytes.one_in(2)).then(|| Claim { unleased: amount(bytes), previous: 0 }),
+        claim: (bytes.one_in(2)).then(|| Claim {
+            unleased: amount(bytes),
+            previous: 0,
+            is_recent: true,
+        }),
         spent_before: 0,
         refunded: Backdated::default(),
         window_span_us: [0; 2],
@@ -171,7 +175,11 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
     let mut entry = Entry {
         spent_before: entry.spent / 2,
         taken_before: entry.taken / 2,
-        claim: entry.claim.map(|claim| Claim { previous: claim.unleased / 2, ..claim }),
+        claim: entry.claim.map(|claim| Claim {
+            previous: claim.unleased / 2,
+            is_recent: claim.unleased % 2 == 0,
+            ..claim
+        }),
         refunded: Backdated { tokens: entry.debt / 2, from_us: entry.held.stamp_us },
         unspent: Backdated { tokens: entry.allowed / 2, from_us: entry.held.stamp_us },
         reset: entry.spent % 5 == 4,

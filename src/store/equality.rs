@@ -181,6 +181,7 @@ fn claim(random: &mut Random, scale: &Scale) -> Claim {
     Claim {
         unleased: scale.burst - random.amount(2 * scale.burst),
         previous: backdated(random, scale.burst, 0).tokens,
+        is_recent: !random.one_in(4),
     }
 }
 

@@ -116,12 +116,14 @@ pub(crate) struct Claim {
     pub unleased: i64,
     /// Units charged in the window before the one now, if windows slide.
     pub previous: i64,
+    /// Who has spent since the node's view knows the key too, and tells: the lowest claim is what there is.
+    pub is_recent: bool,
 }
 
 impl Claim {
     fn bounded(self) -> Self {
-        let Self { unleased, previous } = self;
-        Self { unleased: unleased.clamp(-NUMBER_MAX, NUMBER_MAX), previous: natural(previous) }
+        let unleased = self.unleased.clamp(-NUMBER_MAX, NUMBER_MAX);
+        Self { unleased, previous: natural(self.previous), ..self }
     }
 }
 
@@ -313,6 +315,8 @@ const FLAG_REST: u8 = 4;
 const FLAG_RESET: u8 = 8;
 /// Last follows what the claim says was charged in the window before: it is not 0.
 const FLAG_PREVIOUS: u8 = 16;
+/// The claim is not recent.
+const FLAG_OLD_CLAIM: u8 = 32;
 
 /// A limit's definition, which the entries of a batch mostly share: rate, token, burst, version,
 /// length of an epoch, and algorithm.
@@ -438,6 +442,11 @@ impl Entry {
         rate + self.back_rate > 0 || depth + self.back_depth > 0 || outstanding != 0
     }
 
+    /// Whether it registers the key anew, and the lowest claim of such entries is what there is.
+    pub(crate) fn has_recent_claim(&self) -> bool {
+        self.restore && self.claim.is_some_and(|claim| claim.is_recent)
+    }
+
     /// Whether the store must have a record of the key: it leased some of it, or it cannot be full yet.
     pub(crate) fn is_evidence(&self) -> bool {
         self.holds() || self.claim.is_some_and(|claim| claim.unleased < self.scale.burst)
@@ -454,6 +463,7 @@ impl Entry {
             + u8::from(rest_follows) * FLAG_REST
             + u8::from(self.reset) * FLAG_RESET
             + u8::from(self.previous() > 0) * FLAG_PREVIOUS
+            + u8::from(self.claim.is_some_and(|claim| !claim.is_recent)) * FLAG_OLD_CLAIM
     }
 
     fn numbers(&self) -> [i64; 12] {

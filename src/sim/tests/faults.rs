@@ -474,6 +474,44 @@ fn sliding_window_gives_nothing_back_twice_after_a_loss_of_memory() {
     }
 }
 
+/// The only node that registers a key asked for it long before others spent it, and says that it is full: 79 of 100 tokens were
+/// admitted again.
+#[test]
+fn key_that_others_spent_long_ago_is_not_full_after_a_loss_of_memory() {
+    let ten_s = Duration::from_secs(10);
+    for limit in [
+        api(10, 100),
+        api(100, 1000),
+        api(1, 20),
+        Limit::new("fixed", FixedWindow::new(100, ten_s)),
+        Limit::new("sliding", SlidingWindow::new(100, ten_s)),
+        Limit::new("log", SlidingLog::new(100, ten_s)),
+    ] {
+        for (credit, asked, after_ms) in [0, 1]
+            .into_iter()
+            .flat_map(|credit| [1, 3].map(|asked| (credit, asked)))
+            .flat_map(|(credit, asked)| [10, 100, 300, 900].map(|ms| (credit, asked, ms)))
+        {
+            let setup = audited(limit.clone().credit(credit), 2, 1);
+            let loss = at(8 * SECOND_US, Fault::StoreForgets);
+            let press = |from_ms: u64, until_ms: u64, node| {
+                (from_ms..until_ms).map(move |ms| request(1000 * ms, node, 1))
+            };
+            let arrivals: Vec<_> = press(1000, 1000 + asked, 1)
+                .chain(press(4000, 6000, 0))
+                .chain(press(8000 + after_ms, 11_000, 1))
+                .collect();
+            let mut world = World::new(setup.clone()).unwrap();
+            world.plan_fault(&loss);
+            play(&mut world, &arrivals, 12 * SECOND_US);
+            let bound = crate::sim::faults::excess_bound(&[loss], &setup);
+            let excess = world.judge.excess_tokens();
+            let case = format!("{limit:?}, credit {credit}, asked {asked} times, {after_ms} ms");
+            assert!(excess <= bound + 1e-9, "{case}: {excess} of {bound}");
+        }
+    }
+}
+
 /// Nodes did not tell what had been charged in the window before, so that a window whose record was lost rose no more:
 /// 50%, and 94% after two old states.
 #[test]

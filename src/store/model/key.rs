@@ -77,7 +77,7 @@ impl Key {
         let At { lane, caller, now_us } = at;
         let Scale { rate, burst, .. } = entry.scale;
         // While a lane waits for all its nodes, the lowest of their claims is the level.
-        let claimed = lane.waits_after_loss(now_us) && entry.restore && entry.claim.is_some();
+        let claimed = lane.waits_after_loss(now_us) && entry.has_recent_claim();
         let quick = burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
         let empty = lane.lost_us > 0 && quick && !claimed;
         let mut slots = Slots::default();
@@ -129,7 +129,7 @@ impl Key {
     // ---- time --------------------------------------------------------------------------------
 
     /// Brings the record to `now_us`, ending leases whose epochs are over on the way.
-    /// A `claimed` record is registered anew by a node that says how much there can be.
+    /// A `claimed` record is registered anew by a node that knows how much there can be.
     pub(super) fn advance(&mut self, lane: &Lane, now_us: i64, claimed: bool) {
         let fill_us = self.scale.burst / self.scale.rate + 1;
         if self.stamp_us > now_us.saturating_add(fill_us) {
@@ -255,7 +255,7 @@ impl Key {
     pub(super) fn bring_to(&mut self, entry: &Entry, at: At<'_>) {
         let (before_us, ended_us) = (self.stamp_us, self.window_ends_us);
         self.open_window(entry.window_span_us, at.now_us);
-        self.advance(at.lane, at.now_us, entry.restore && entry.claim.is_some());
+        self.advance(at.lane, at.now_us, entry.has_recent_claim());
         self.pass_beyond(before_us, ended_us);
     }
 
@@ -611,7 +611,8 @@ pub(super) mod tests {
             ((650, 200, 100), (450, 550, 600)),
             ((100, 2000, 0), (100, 100, 1000)),
         ] {
-            let claim = Some(Claim { unleased: unleased * token, previous: previous * token });
+            let (unleased, previous) = (unleased * token, previous * token);
+            let claim = Some(Claim { unleased, previous, is_recent: true });
             let entry = Entry { claim, ..Entry::empty(key.scale) };
             key.claim(&entry, outstanding * token);
             let found = [key.unleased, key.level, key.previous].map(|units| units / token);

@@ -1,5 +1,6 @@
 //! What this node knows of the store's level of one key.
 
+use super::history::LINGER_MAX_US;
 use crate::limit::Terms;
 use crate::quota::{Curve, Scale};
 use crate::sync::message::{Claim, Entry, Given, Withheld};
@@ -14,7 +15,7 @@ pub(super) struct StoreView {
     pub(super) level: i64,
     /// The store withheld some of it, or the bucket kept the view, which has only what could be leased.
     pub(super) is_partial: bool,
-    /// Units charged in the window before that of the view, if windows slide. A view that the bucket kept does not tell.
+    /// Units charged in the window before that of the view, if windows slide. A view that the bucket kept does not tell: `None`.
     pub(super) previous: Option<i64>,
     /// Refill leased to all nodes, in units per microsecond.
     pub(super) leased: i64,
@@ -46,7 +47,7 @@ impl StoreView {
         let outstanding = i128::from(self.level - self.unleased) + refilled;
         let unleased = i128::from(level) - outstanding;
         let unleased = unleased.clamp(i64::MIN.into(), scale.burst.into()) as i64;
-        Claim { unleased, previous }
+        Claim { unleased, previous, is_recent: true }
     }
 }
 
@@ -118,7 +119,17 @@ impl Level {
             return Some(view.extrapolate_sliding(previous, now, scale));
         }
         let unleased = if view.was_full { scale.burst } else { self.estimate(now, scale)? };
-        Some(Claim { unleased, previous: 0 })
+        Some(Claim { unleased, previous: 0, is_recent: true })
+    }
+
+    /// Whether the store has told all that nodes had spent which do not know the key any more when its memory is found lost `now`:
+    /// they know it for a while after they spent. While the store was away, since it was `heard` last, none has forgotten it.
+    pub(super) fn is_recent(&self, heard: Timestamp, round_trip_us: u64, now: Timestamp) -> bool {
+        let lost = now.min(heard.plus_micros(LINGER_MAX_US));
+        self.view.is_some_and(|view| {
+            view.previous.is_some()
+                && view.at.plus_micros(LINGER_MAX_US) >= lost.plus_micros(round_trip_us)
+        })
     }
 
     /// What the store has of the key with all that is outstanding, in units; 0 if this node does not know all of it.

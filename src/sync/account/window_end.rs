@@ -194,7 +194,7 @@ mod tests {
 
     /// What a node claims that knows of nothing charged in the window before.
     fn claim_of(unleased: i64) -> Claim {
-        Claim { unleased, previous: 0 }
+        Claim { unleased, previous: 0, is_recent: true }
     }
 
     /// 400 of 1000 tokens were there at the middle of a window, 100 of them outstanding, and 800 had been charged in the one
@@ -227,7 +227,7 @@ mod tests {
                 let told = report(&mut account, &terms, 1_000 + after_us).claim;
                 account.end_report();
                 let unleased = of(unleased - halves * refilled);
-                let expected = Claim { unleased, previous: of(previous) };
+                let expected = Claim { unleased, previous: of(previous), is_recent: true };
                 assert_eq!(told, Some(expected), "after {after_us}, {leased} leased");
             }
         }
