@@ -22,6 +22,7 @@ mod constructed;
 mod groups;
 mod limits;
 mod overlap;
+mod seldom;
 mod slots;
 mod windows;
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::algorithm::{FixedWindow, Rule, SlidingLog, SlidingWindow};
 
 /// A limit by random windows.
-fn random_windows(rng: &mut fastrand::Rng) -> Limit {
+pub(super) fn random_windows(rng: &mut fastrand::Rng) -> Limit {
     loop {
         let period = Duration::from_micros(scaled(rng, 1e5, 6e7) as u64);
         let tokens = scaled(rng, 1.0, 1e5) as u64;
