@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -182,6 +183,15 @@ pub(crate) struct NodeState {
     pub(crate) store_trouble: Mutex<StoreTrouble>,
     /// Keeps the cached clock running for as long as decisions are taken.
     pub(crate) time: TimeSource,
+}
+
+impl NodeState {
+    /// What keeps the store from giving, if it did not give all within this time.
+    pub(crate) fn why_not_ready(&self, within: Duration) -> StoreError {
+        let trouble = self.store_trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let recovering = trouble.is_recovering.then_some(StoreError::Recovering);
+        trouble.error.or(recovering).unwrap_or(StoreError::TimedOut(within))
+    }
 }
 
 #[cfg(any(test, feature = "testing"))]

@@ -1,7 +1,7 @@
 //! What users hold: a limiter, its limits, and handles of keys.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use crate::algorithm::{Rule, StateRule};
@@ -115,10 +115,7 @@ impl Limiter {
         if self.shared.ask(Wish::Ready, deadline).await == Some(true) {
             return Ok(());
         }
-        let trouble = &self.shared.node.store_trouble;
-        let trouble = trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let recovering = trouble.is_recovering.then_some(StoreError::Recovering);
-        Err(trouble.error.or(recovering).unwrap_or(StoreError::TimedOut(deadline)))
+        Err(self.shared.node.why_not_ready(deadline))
     }
 
     /// Reports what is pending and gives all leases back. Decisions go on meanwhile, but should

@@ -175,11 +175,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
     let mut entry = Entry {
         spent_before: entry.spent / 2,
         taken_before: entry.taken / 2,
-        claim: entry.claim.map(|claim| Claim {
-            previous: claim.unleased / 2,
-            is_recent: claim.unleased % 2 == 0,
-            ..claim
-        }),
+        claim: entry.claim.map(more_of),
         refunded: Backdated { tokens: entry.debt / 2, from_us: entry.held.stamp_us },
         unspent: Backdated { tokens: entry.allowed / 2, from_us: entry.held.stamp_us },
         reset: entry.spent % 5 == 4,
@@ -190,6 +186,10 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         entry.window_span_us = [entry.held.stamp_us, entry.held.stamp_us + entry.taken];
     }
     entry
+}
+
+fn more_of(claim: Claim) -> Claim {
+    Claim { previous: claim.unleased / 2, is_recent: claim.unleased % 2 == 0, ..claim }
 }
 
 fn scale(bytes: &mut Bytes<'_>) -> Scale {

@@ -42,8 +42,6 @@ pub(super) struct LeaseState {
     pub(super) left_to_policies: Option<i64>,
     /// The next report registers the lease anew.
     pub(super) restore: bool,
-    /// What that claims is not recent.
-    pub(super) has_old_claim: bool,
     /// The store has lost the key and does not give yet: until it does, no depth is given back. Claims assume that
     /// what was spent has refilled, but a full bucket took nothing in, and what caps it are the depths of then.
     pub(super) is_registering: bool,
@@ -64,7 +62,6 @@ impl LeaseState {
             kept_depth: 0,
             left_to_policies: Some(0),
             restore: false,
-            has_old_claim: false,
             is_registering: false,
         }
     }
@@ -164,7 +161,7 @@ impl LeaseState {
         };
         self.window_counted = Timestamp::NEVER;
         self.recall = given.recall;
-        (self.restore, self.has_old_claim) = (false, false);
+        self.restore = false;
     }
 
     /// The store has adopted another plan: it counts refill of the old one until its window's end, and none after that.

@@ -6,6 +6,9 @@ use crate::quota::{Curve, Scale};
 use crate::sync::message::{Claim, Entry, Given, Withheld};
 use crate::time::Timestamp;
 
+/// So old is what a node knows of a key at most when it says how much there can be: less by a quarter than an account is kept.
+const RECENT_US: u64 = LINGER_MAX_US / 4 * 3;
+
 /// What the last reply said about the key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoreView {
@@ -75,11 +78,13 @@ pub(super) struct Level {
     pub(super) view: Option<StoreView>,
     /// How fast the level rises while this node spends nothing, in units per microsecond.
     growth: f64,
+    /// The store has lost its memory since the view, which is not recent.
+    is_outdated: bool,
 }
 
 impl Level {
     pub(super) fn new(view: Option<StoreView>, rate: i64) -> Self {
-        Self { view, growth: rate as f64 }
+        Self { view, growth: rate as f64, is_outdated: false }
     }
 
     /// The same in other units, but for `growth`, which stays in units of this node.
@@ -91,11 +96,12 @@ impl Level {
             leased: convert(view.leased),
             ..view
         });
-        Self { view, growth: self.growth }
+        Self { view, ..*self }
     }
 
     /// Takes a reply in: the view is that of `now`.
     pub(super) fn install(&mut self, given: &Given, window: &StoredWindow, now: Timestamp) {
+        self.is_outdated = false;
         self.view = Some(StoreView {
             unleased: given.available,
             level: given.level,
@@ -116,20 +122,20 @@ impl Level {
             // By then what is outstanding has ended.
             && !view.is_surely_full(now, scale)
         {
-            return Some(view.extrapolate_sliding(previous, now, scale));
+            let claim = view.extrapolate_sliding(previous, now, scale);
+            return Some(Claim { is_recent: !self.is_outdated, ..claim });
         }
         let unleased = if view.was_full { scale.burst } else { self.estimate(now, scale)? };
-        Some(Claim { unleased, previous: 0, is_recent: true })
+        Some(Claim { unleased, previous: 0, is_recent: !self.is_outdated })
     }
 
-    /// Whether the store has told all that nodes had spent which do not know the key any more when its memory is found lost `now`:
-    /// they know it for a while after they spent. While the store was away, since it was `heard` last, none has forgotten it.
-    pub(super) fn is_recent(&self, heard: Timestamp, round_trip_us: u64, now: Timestamp) -> bool {
-        let lost = now.min(heard.plus_micros(LINGER_MAX_US));
-        self.view.is_some_and(|view| {
-            view.previous.is_some()
-                && view.at.plus_micros(LINGER_MAX_US) >= lost.plus_micros(round_trip_us)
-        })
+    /// The store's memory is found lost `now`; it was `heard` last before that. A view that is recent has all that was spent by nodes
+    /// which do not know the key any more: they know it for a while after they spent, and while the store is away.
+    pub(super) fn note_loss(&mut self, heard: Timestamp, round_trip_us: u64, now: Timestamp) {
+        let lost = now.min(heard.plus_micros(RECENT_US)).plus_micros(round_trip_us);
+        self.is_outdated |= !self
+            .view
+            .is_some_and(|view| view.previous.is_some() && view.at.plus_micros(RECENT_US) >= lost);
     }
 
     /// What the store has of the key with all that is outstanding, in units; 0 if this node does not know all of it.

@@ -6,7 +6,7 @@ use super::Account;
 use super::giving_back::Returned;
 use crate::limit::{OutagePolicy, Terms};
 use crate::quota::{Curve, OWN_UNITS_MAX};
-use crate::sync::message::{Claim, Entry};
+use crate::sync::message::Entry;
 use crate::time::Timestamp;
 
 /// Below so many units in a microsecond tokens alone are leased: what is taken off a rate since clocks may differ is a whole unit, more
@@ -41,8 +41,6 @@ impl Account {
         self.collect(now, true);
         self.arrivals.observe_demand(now, terms);
         let claim = self.level_in_store().claim(now, &self.stored_scale());
-        let is_recent = !self.lease.has_old_claim;
-        let claim = claim.map(|claim| Claim { is_recent, ..claim });
         let wanted = self.wanted(now, terms, leaving);
         let returned = self.give_back(terms, now, wanted.tokens, wanted.rate);
         let tokens = self.bucket.mint_tokens(now, self.scale.token);
@@ -143,7 +141,7 @@ impl Account {
             self.stop_refill(now);
         }
         (self.lease.restore, self.lease.is_registering) = (true, true);
-        self.lease.has_old_claim |= !self.level.is_recent(heard, self.cluster.round_trip_us, now);
+        self.level.note_loss(heard, self.cluster.round_trip_us, now);
         self.report_at(now);
     }
 
