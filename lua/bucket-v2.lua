@@ -197,11 +197,12 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- What can be leased of a sliding window, and what was charged in the window before, by what is known here and what a node
-  -- claims: the most that was charged in the window now, and in the one before.
+  -- claims: the most that was charged in the window now, and in the one before. A record that begins empty has charged all in the
+  -- window now.
   local function join_charges(unleased, previous, claim, claimed_previous, token, burst, window_us, stamp_us)
-    local charged = max(burst - unleased - counted(previous, token, window_us, stamp_us),
-      burst - claim - counted(claimed_previous, token, window_us, stamp_us))
-    previous = max(previous, claimed_previous)
+    local own = burst - unleased - counted(previous, token, window_us, stamp_us)
+    local charged = max(own, burst - claim - counted(claimed_previous, token, window_us, stamp_us))
+    if own < burst then previous = max(previous, claimed_previous) end
     return max(burst - charged - counted(previous, token, window_us, stamp_us), -2^52), previous
   end
 

@@ -148,6 +148,7 @@ impl Account {
             previous: None,
             leased: 0,
             at: now.minus_micros(age_us),
+            sent: now.minus_micros(age_us),
             window_ends_latest: now
                 .minus_micros(age_us)
                 .plus_micros(terms.scale.longest_window_us() as u64),
@@ -477,7 +478,8 @@ impl Account {
     /// Closes the account if nothing is leased, to be reported or expected at `now`, and writes into the bucket when it
     /// will be full. Returns whether the account is closed.
     pub(crate) fn try_close(&mut self, now: Timestamp, terms: &Terms) -> bool {
-        if !self.is_quiet(now, terms) || !self.is_idle() {
+        // A store that has lost the key is told what was spent.
+        if self.lease.restore || !self.is_quiet(now, terms) || !self.is_idle() {
             return false;
         }
         self.collect(now, false);

@@ -391,13 +391,15 @@ impl Key {
     }
 
     /// Of a sliding window the most that anybody knows was charged holds, in the window now and in the one before. The lower level
-    /// with the higher charge of the window before would give back what leaves twice.
+    /// with the higher charge of the window before would give back what leaves twice. A record that begins empty has charged all in
+    /// the window now, and nothing in the one before.
     fn join_charges(&mut self, claim: Claim) {
         let (burst, told) = (self.scale.burst, claim.previous.min(self.scale.burst));
         let charged =
             |unleased: i64, previous| burst - unleased - self.counted(previous, self.stamp_us);
-        let most = charged(self.unleased, self.previous).max(charged(claim.unleased, told));
-        let previous = self.previous.max(told);
+        let own = charged(self.unleased, self.previous);
+        let previous = if own < burst { self.previous.max(told) } else { self.previous };
+        let most = own.max(charged(claim.unleased, told));
         let unleased = burst - most - self.counted(previous, self.stamp_us);
         (self.unleased, self.previous) = (unleased.max(-NUMBER_MAX), previous);
     }

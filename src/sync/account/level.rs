@@ -23,6 +23,8 @@ pub(super) struct StoreView {
     /// Refill leased to all nodes, in units per microsecond.
     pub(super) leased: i64,
     pub(super) at: Timestamp,
+    /// When the batch was first sent that it answers: what was spent before is in the view.
+    pub(super) sent: Timestamp,
     /// When the window of the view ends at the latest, if tokens are given for windows.
     pub(super) window_ends_latest: Timestamp,
     /// The key was full when its account was opened, if nobody else had spent. A view that the bucket kept has whole tokens, and an
@@ -99,8 +101,14 @@ impl Level {
         Self { view, ..*self }
     }
 
-    /// Takes a reply in: the view is that of `now`.
-    pub(super) fn install(&mut self, given: &Given, window: &StoredWindow, now: Timestamp) {
+    /// Takes the reply in to a batch that was `first_sent` then: the view is that of `now`.
+    pub(super) fn install(
+        &mut self,
+        given: &Given,
+        window: &StoredWindow,
+        first_sent: Timestamp,
+        now: Timestamp,
+    ) {
         self.is_outdated = false;
         self.view = Some(StoreView {
             unleased: given.available,
@@ -109,6 +117,7 @@ impl Level {
             previous: Some(given.previous),
             leased: given.leased,
             at: now,
+            sent: first_sent,
             window_ends_latest: now.plus_micros(window.left_us),
             was_full: false,
         });
@@ -129,13 +138,12 @@ impl Level {
         Some(Claim { unleased, previous: 0, is_recent: !self.is_outdated })
     }
 
-    /// The store's memory is found lost `now`; it was `heard` last before that. A view that is recent has all that was spent by nodes
-    /// which do not know the key any more: they know it for a while after they spent, and while the store is away.
-    pub(super) fn note_loss(&mut self, heard: Timestamp, round_trip_us: u64, now: Timestamp) {
-        let lost = now.min(heard.plus_micros(RECENT_US)).plus_micros(round_trip_us);
-        self.is_outdated |= !self
-            .view
-            .is_some_and(|view| view.previous.is_some() && view.at.plus_micros(RECENT_US) >= lost);
+    /// The store's memory was found lost by a batch that was first sent at `sent`: while one is under way no account is closed. A
+    /// view that is recent has all that was spent by nodes which do not know the key any more: they know it for a while.
+    pub(super) fn note_loss(&mut self, sent: Timestamp) {
+        self.is_outdated |= !self.view.is_some_and(|view| {
+            view.previous.is_some() && view.sent.plus_micros(RECENT_US) >= sent
+        });
     }
 
     /// What the store has of the key with all that is outstanding, in units; 0 if this node does not know all of it.

@@ -133,15 +133,15 @@ impl Account {
         self.lease.kept_depth += entry.back_depth;
     }
 
-    /// The store has lost the key, which was `heard` last then: what this node knows of it is to be reported at once.
-    pub(crate) fn register_anew(&mut self, heard: Timestamp, now: Timestamp) {
+    /// The store has lost the key, as a batch has found that was `sent` then: what this node knows of it is to be reported at once.
+    pub(crate) fn register_anew(&mut self, sent: Timestamp, now: Timestamp) {
         let stored = self.stored_scale();
         if stored.curve == Curve::SlidingWindow {
             // How fast its new record rises is not known yet.
             self.stop_refill(now);
         }
         (self.lease.restore, self.lease.is_registering) = (true, true);
-        self.level.note_loss(heard, self.cluster.round_trip_us, now);
+        self.level.note_loss(sent);
         self.report_at(now);
     }
 

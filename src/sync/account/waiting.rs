@@ -202,6 +202,7 @@ mod tests {
             previous: None,
             leased: 0,
             at: now,
+            sent: now,
             window_ends_latest: now,
             was_full: false,
         });

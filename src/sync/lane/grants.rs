@@ -152,12 +152,11 @@ impl Lane {
     }
 
     /// Begins anew under `incarnation`: the batch in flight was not applied, and every account reports
-    /// what this node knows of its key. The store was `heard` last before that.
+    /// what this node knows of its key.
     pub(super) fn restart(
         &mut self,
         incarnation: Option<Incarnation>,
         flight: &Flight,
-        heard: Timestamp,
         now: Timestamp,
     ) {
         self.incarnation = incarnation;
@@ -167,7 +166,7 @@ impl Lane {
             self.accounts.change(*slot, |account| account.revoke(entry));
         }
         for slot in self.accounts.slots(|_| true) {
-            self.accounts.change(slot, |account| account.register_anew(heard, now));
+            self.accounts.change(slot, |account| account.register_anew(flight.first_sent, now));
         }
         self.call_at_once(now);
     }

@@ -30,7 +30,6 @@ impl Lane {
         for slot in &flight.slots {
             self.accounts.change(*slot, Account::end_report);
         }
-        let heard = self.replies.time.map_or(Timestamp::ZERO, |time| time.received);
         let wait_us = (reply.recovering_until_us - reply.time_us).clamp(0, LIFE_MAX_US) as u64;
         self.replies.recovering_until = now.plus_micros(wait_us);
         if matches!(reply.verdict, BatchVerdict::Applied(_) | BatchVerdict::Reborn) {
@@ -50,11 +49,11 @@ impl Lane {
                 context.event(Event::MemoryLost { lane: self.number });
                 context.memory_lost(now);
                 self.trouble.lost_memory(now);
-                self.restart(Some(reply.incarnation), flight, heard, now);
+                self.restart(Some(reply.incarnation), flight, now);
             }
             BatchVerdict::Cloned | BatchVerdict::Stale => {
                 self.instance = context.draw_instance();
-                self.restart(self.incarnation, flight, heard, now);
+                self.restart(self.incarnation, flight, now);
             }
             // Both were turned into errors by `check`.
             BatchVerdict::Lanes(_) | BatchVerdict::Wire(_) => {}
