@@ -325,7 +325,7 @@ async fn reload_changes_the_token_and_how_domains_are_answered_but_no_address() 
     assert_eq!(ask_with(with, &service, keys, &Value::Null).await.status, 200);
     let elsewhere = text.replace("[server]\n", "[server]\nhttp = \"127.0.0.1:1\"\n");
     let refused = service.reload(Config::from_toml(&elsewhere).unwrap()).unwrap_err();
-    assert_eq!(refused, ReloadError::Fixed("server"));
+    assert_eq!(refused, ReloadError::Fixed("server.http"));
     assert_eq!(
         ask_with(with, &service, keys, &Value::Null).await.status,
         200,
