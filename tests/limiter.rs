@@ -704,7 +704,7 @@ async fn ready_waits_for_the_store_until_the_deadline_and_tells_the_stores_error
 
 /// It was told that the store had not answered.
 #[tokio::test]
-async fn who_waits_until_it_is_ready_is_told_that_a_new_store_waits_for_its_nodes() {
+async fn ready_of_a_node_on_a_new_store_tells_that_the_store_is_recovering() {
     let cluster = Cluster::new(1, &limit(OutagePolicy::Share));
     let node = &cluster.nodes[0];
     let (ready, ()) = tokio::join!(node.ready(millis(150)), cluster.pass(millis(300)));

@@ -496,8 +496,8 @@ fn nearest(term: &Term, quota: (u64, u64), seeds: Range<u64>) -> (f64, f64, u64)
     runs.max_by(|one, other| part(one).total_cmp(&part(other))).unwrap_or_default()
 }
 
-/// The most that a class can come to, where docs/ACCURACY.md shows that it is less than the bound: nodes know for a second what they
-/// spent on credit, and in that second it is repaid.
+/// The most that a class can come to, where docs/ACCURACY.md shows that it is less than the bound: outside of a flood of new keys, nodes
+/// know for a second what they spent on credit, and in that second it is repaid.
 fn reachable(term: &Term, quota: (u64, u64), bound: f64) -> f64 {
     let is_repaid = (term.name, quota) == ("loss of memory, all heard", (1000, 1000));
     if is_repaid { bound / 2.0 } else { bound }
