@@ -154,10 +154,10 @@ end
 -- Returns what is done for a new bucket, at the end of an epoch, after an outage, and for a new quota, given
 -- what holds for the whole batch. `is_lost`: the lane gives nothing because it lost its memory.
 -- `is_returning`: it keeps back what nodes may have taken while it was silent.
-local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, most_nodes,
-    is_lost, from_us, since_us, missing)
+local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, most_nodes,
+    from_us, since_us, missing)
   -- As in src/store/model.rs and src/store/model/key.rs, where each is explained.
-  local EMPTY_AFTER_LOSS_US, DEBT_US, CREDIT_TOKENS = 60000000, 1000000, 15
+  local EMPTY_AFTER_LOSS_US, REMEMBERED_US, DEBT_US, CREDIT_TOKENS = 60000000, 4000000, 1000000, 15
   local BUCKET_FORMAT, TROUBLE_FORMAT, TAIL_AT = '<c50dddddddddddddd', '<dddddd', '98'
   local log
   local function logs()
@@ -255,12 +255,11 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return min(rate * (now_us - since_us), burst), 0
   end
 
-  -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. `is_claimed`:
-  -- the node registers it anew, and knows how much there can be; while a lane waits for all its nodes, the
-  -- lowest of their claims tells the level.
-  local function first_record(quota, rate, burst, is_known, is_claimed)
+  -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. While a lane waits for all
+  -- its nodes, the lowest of their claims tells the level.
+  local function first_record(quota, rate, burst, is_known)
     local level, until_us, previous, slots = burst, 0, 0, {}
-    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
+    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not is_lost then
       local _, token, _, _, _, curve = unpack_numbers('<dddddd', quota, #MAGIC + 1)
       level, previous = empty_since(lost_us, curve, rate, token, burst, slots)
     end
@@ -297,7 +296,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
-  local function pass_time(is_claimed, curve, previous, slots, rate, token, burst, epoch_us, stamp_us, level, unleased,
+  local function pass_time(viewed_us, curve, previous, slots, rate, token, burst, epoch_us, stamp_us, level, unleased,
       after_silence, leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
     local is_windows, window_us = curve >= FIXED_WINDOW, window_of(rate, burst)
     if stamp_us > now_us + floor(burst / rate) + 1 then
@@ -364,8 +363,10 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       out0, out1, demand0, demand1 = 0, out0, 0, demand0
     end
     if is_windows then unleased = level - out0 - out1 end
-    if stamp_us < lost_us and burst <= rate * EMPTY_AFTER_LOSS_US and not (is_lost and is_claimed) then
-      -- The record is of an older state, and no node knows what was spent since.
+    local is_doubtful = stamp_us < lost_us or viewed_us > 0 and viewed_us < from_us - REMEMBERED_US
+    if is_doubtful and not is_lost and burst <= rate * EMPTY_AFTER_LOSS_US then
+      -- Once all nodes have told what they know, a record of an older state, or one that nodes have registered by old views
+      -- alone, had nothing at the loss: who spent since may know the key no more.
       unleased = min(unleased, (empty_since(lost_us, curve, rate, token, burst, {})))
       level = max(min(level, unleased + out0 + out1), -2^52)
     end
@@ -508,7 +509,7 @@ end
 --
 -- The order of steps is that of Key::apply in src/store/model/key.rs.
 local function apply_all(batch, at, count, quota_count, more, found, parts, now_us, time_ms, nodes, lane_gives,
-    recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+    recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
   local RECORD_MARGIN_MS, RECORD_MARGIN_LEAST_MS = 45000, 20000
   local CREDIT_TOKENS, DEBT_US, REPAY_US, REPAY_LEAST_PART = 15, 1000000, 100000, 16
   local WINDOW_TOKENS_A_NODE = 40
@@ -520,8 +521,8 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
   local ENTRY_FORMAT, REST_FORMAT, REST_NUMBERS, NUMBER_FORMAT =
     '<BBdddddddddddd', '<ddddddddddddddd', 15, '<d'
   -- A record: the quota; what changes with the epochs; what changes with each sync. Behind it stands what
-  -- most records have nothing of: written off, recovering until, nodes that were heard meanwhile, what
-  -- could be leased after a silence.
+  -- most records have nothing of: written off, recovering until (below 0: registered by a view of that time), nodes that
+  -- were heard meanwhile, what could be leased after a silence.
   local BUCKET_FORMAT, BUCKET_BYTES = '<c50dddddddddddddd', QUOTA_BYTES + 14 * 8
   -- Behind that stands, if windows slide, what was charged in the window before; of a log, its slots; of a calendar,
   -- when the window ends.
@@ -531,8 +532,8 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
   local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
   -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest, 8 resets the key, 16 is followed, last, by
-  -- what its claim says was charged in the window before, 32 has a claim that is not recent.
-  local RESTORE, CLAIM, REST, RESET, CLAIM_PREVIOUS, OLD_CLAIM = 1, 2, 4, 8, 16, 32
+  -- what its claim says was charged in the window before, 32 is followed, behind that, by the time of its claim's view.
+  local RESTORE, CLAIM, REST, RESET, CLAIM_PREVIOUS, VIEWED = 1, 2, 4, 8, 16, 32
   -- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
   -- showed that the record had been lost, WITHHELD where the lane gives less than it has,
   -- CREDIT_WITHHELD where that is because something was lost or not heard of yet, PREVIOUS where it follows what was
@@ -579,14 +580,14 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
     local unspent, unspent_given_us, taken_before, claimed_previous = 0, 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
-    local has_refill_ended, is_reset, is_claimed = false, false, false
+    local has_refill_ended, is_reset, told_viewed_us = false, false, 0
     at = next_at
     if flags ~= CLAIM then
       restoring, has_claim, is_reset = flags % 2 >= RESTORE, flags % 4 >= CLAIM, flags % 16 >= RESET
-      is_claimed = restoring and has_claim and flags < OLD_CLAIM
       if flags % RESET >= REST then more = more - REST_NUMBERS end
-      local has_previous = flags % OLD_CLAIM >= CLAIM_PREVIOUS
+      local has_previous, has_view = flags % VIEWED >= CLAIM_PREVIOUS, flags >= VIEWED
       if has_previous then more = more - 1 end
+      if has_view then more = more - 1 end
       if more < 0 then
         return nil
       end
@@ -596,6 +597,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
             unpack_numbers(REST_FORMAT, batch, at)
       end
       if has_previous then claimed_previous, at = unpack_numbers(NUMBER_FORMAT, batch, at) end
+      if has_view then told_viewed_us, at = unpack_numbers(NUMBER_FORMAT, batch, at) end
     end
     if quotas[number] ~= terms then
       terms = quotas[number]
@@ -614,7 +616,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     -- The bucket.
     local name, record = KEYS[3 + index], found[1 + index]
     if seen[name] or not record then
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
     end
     if seen[name] then
       record = rare.record_now(name, index, record, records, places)
@@ -626,14 +628,14 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       local is_known = rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0
         or has_claim and claim < burst
       record = call('TYPE', name).ok ~= 'none' and ''
-        or rare.first_record(quota, rate, burst, is_known and not restoring, is_claimed)
+        or rare.first_record(quota, rate, burst, is_known and not restoring)
     end
     local length = #record
     local tail = length - BUCKET_BYTES
     if tail ~= 0 and (tail < TROUBLE_BYTES or tail > TROUBLE_BYTES_MAX or tail % 8 ~= 0) then
       -- The rest is computed for nothing, and thrown away.
       refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
       record = rare.first_record(quota, rate, burst, false)
       length = #record
     end
@@ -641,16 +643,20 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       stamp_us, level, unleased, charged, leased0, depth0, out0, demand0 =
       unpack_numbers(BUCKET_FORMAT, record)
     local written_off, recovering_until_us, heard, after_silence, previous, slots = 0, 0, 0, 0, 0, false
-    local beyond, beyond_before = 0, 0
+    local beyond, beyond_before, viewed_us = 0, 0, 0
     if length > BUCKET_BYTES then
       written_off, recovering_until_us, heard, after_silence, beyond, beyond_before =
         unpack_numbers(TROUBLE_FORMAT, record, BUCKET_BYTES + 1)
+      if recovering_until_us < 0 then
+        -- Nodes have registered the key since the lane lost its memory, the last by a view of this time.
+        viewed_us, recovering_until_us = -recovering_until_us, 0
+      end
     end
     local epoch, epoch_us = epoch_now, wanted_epoch_us
 
     -- The time that has passed: mostly within one epoch, under the same quota, with no outage.
     local passed_us = now_us - stamp_us
-    if own == quota and passed_us > 0 and stamp_us >= flowing_from_us then
+    if own == quota and passed_us > 0 and stamp_us >= flowing_from_us and viewed_us == 0 then
       out0 = out0 + leased0 * passed_us
       if out0 > 2^52 then out0 = 2^52 end
       if leased1 > 0 then
@@ -668,7 +674,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     else
       local own_rate, own_token, own_burst, own_version, own_curve = rate, token, burst, version, curve
       whole_changed = true
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
       if own ~= quota then
         own_rate, own_token, own_burst, own_version, epoch_us, own_curve =
           unpack_numbers(QUOTA_FORMAT, own, #MAGIC + 1)
@@ -695,9 +701,10 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       end
       previous, slots, stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-        rare.pass_time(is_claimed, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
+        rare.pass_time(viewed_us, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
           level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
+      if not is_lost or before_us < lost_us then viewed_us = 0 end
       if beyond + beyond_before > 0 then
         beyond, beyond_before = rare.pass_beyond(own_curve, own_rate, own_burst, before_us, stamp_us,
           ended_us ~= previous, beyond, beyond_before)
@@ -854,7 +861,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       level, unleased = max(level - debt, -2^52), unleased - debt
     end
     if unspent > 0 and not anew and unspent_given_us >= birth_us then
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
       local ended_us = (floor(unspent_given_us / wanted_epoch_us) + 2) * wanted_epoch_us - 1
       if ended_us >= stamp_us then
         unspent = 0
@@ -872,7 +879,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     end
     if taken_before > 0 and curve == SLIDING_WINDOW then
       -- It lowers the level by as much as it still counts for.
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
       local counted_before = rare.counted(previous, token, window_us, stamp_us)
       previous = previous + min(taken_before, max(burst - previous, 0))
       taken = taken + rare.counted(previous, token, window_us, stamp_us) - counted_before
@@ -882,7 +889,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       unleased = max(min(unleased, 0), unleased - taken)
     end
     if refunded > 0 and not anew then
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
       if curve == SLIDING_LOG then
         -- What was spent now is charged now; what goes back is of the oldest charges.
         slots = slots or {}
@@ -910,7 +917,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       level = max(min(level, unleased + outstanding), -2^52)
     end
     if unleased < 0 then
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
       local lowest = rare.lowest_level(rate, token, burst, slots)
       if unleased < lowest then
         -- Below -2^53 doubles skip integers, so the model and this count from there.
@@ -946,7 +953,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     end
     local giving, reserved = lane_gives and now_us >= recovering_until_us, 0
     if is_returning then
-      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, expected, ...)
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
       reserved = rare.reserve(rate, burst, after_silence)
     end
     if giving and unleased > reserved + kept_back then
@@ -1022,6 +1029,11 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       if doubtful then status = status + CREDIT_WITHHELD end
     end
 
+    if is_lost and lost_us > 0 then
+      viewed_us, whole_changed = max(viewed_us, told_viewed_us, 1), true
+      recovering_until_us = -viewed_us
+    end
+
     if refusal then
       parts[parts_before + index], records[index], places[index] = refusal, false, false
     else
@@ -1070,7 +1082,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
         record = pack(BUCKET_FORMAT, own, until_ms, birth_us, leased1, depth1, out1, demand1,
           stamp_us, level, unleased, charged, leased0, depth0, out0, demand0)
         if length > BUCKET_BYTES or previous ~= 0 or slots and slots[1]
-          or written_off > 0 or recovering_until_us > 0 or after_silence ~= 0 or beyond + beyond_before > 0 then
+          or written_off > 0 or recovering_until_us ~= 0 or after_silence ~= 0 or beyond + beyond_before > 0 then
           record = record .. pack(TROUBLE_FORMAT, written_off, recovering_until_us, heard, after_silence,
             beyond, beyond_before)
           if curve == SLIDING_WINDOW or curve == CALENDAR_WINDOW then

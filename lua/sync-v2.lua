@@ -18,6 +18,7 @@
 --                        quota from 1 and its flags (a byte each), and 12 numbers
 --            15 numbers  the rest of an entry, behind it where they are not all zeros
 --            a number    behind that, of a claim: what was charged in the window before, where it is not 0
+--            a number    behind that, of a claim that registers its key: the lane's time of the view that tells it
 -- ARGV[2]    the batch's hash, 8 bytes
 --
 -- Reply      the bytes of Reply::encode(), a bulk string, which is the node's record too
@@ -188,15 +189,17 @@ if not is_next then
   local function recover(why, from, wait_us, count)
     if waits() then
       -- A loss outlasts a silence that comes on top of it.
-      if reason == LOSS then why = LOSS end
+      if reason == LOSS and why == SILENCE then why, from = LOSS, from_us end
       count = max(count, expected)
     end
     reason, from_us, since_us, settled = why, from, now_us, 0
     until_us, expected = now_us + min(wait_us, WAIT_MAX_US), count
   end
+  -- `from_us` is after a loss the latest time of the lane before it that a node has told of.
   local function lose()
+    local is_lost_again = lost_us > 0 and reason == LOSS and waits()
     lost_us = now_us
-    recover(LOSS, now_us, max(lease_us, recovery_us), known_nodes)
+    recover(LOSS, is_lost_again and from_us or 0, max(lease_us, recovery_us), known_nodes)
   end
   -- A node calls: judges by the longest silence that a node of the last minute asks for whether there was
   -- an outage.
@@ -209,7 +212,7 @@ if not is_next then
     end
     seen_us = now_us
     if not waits() then
-      reason, from_us, until_us, expected, settled = NOTHING, 0, 0, 0, 0
+      reason, from_us, until_us, expected, settled = NOTHING, lost_us > 0 and from_us or 0, 0, 0, 0
     end
   end
   local function verdict(status, value)
@@ -224,6 +227,7 @@ if not is_next then
       incarnation = instance .. pack('<i8', max(now_us, last_birth_us) + 1)
       lose()
     end
+    if lost_us > 0 and reason ~= SILENCE then from_us = max(from_us, known_us) end
     expected = max(expected, known_nodes)
     local record = pack(LANE_FORMAT, MAGIC, lanes, seen_us, offset_us, keep_ms, nodes, most_nodes,
       silence_limit_us, silence_set_us, since_us, incarnation)
@@ -240,7 +244,7 @@ if not is_next then
     lanes, seen_us, keep_ms, nodes, most_nodes = request_lanes, now_us, LANE_KEEP_MS, 0, 0
     offset_us, silence_limit_us, silence_set_us, since_us = now_us - time_us, silence_us, now_us, 0
     incarnation = instance .. pack('<i8', max(now_us, known_birth_us) + 1)
-    recover(LOSS, now_us, recovery_us, 0)
+    recover(LOSS, 0, recovery_us, 0)
   end
   if lanes ~= request_lanes then
     return verdict(LANES, lanes)
@@ -284,7 +288,7 @@ else
   end
   seen_us = now_us
   if reason == NOTHING or now_us >= until_us or expected > 0 and settled >= expected then
-    reason, from_us, until_us, expected, settled = NOTHING, 0, 0, 0, 0
+    reason, from_us, until_us, expected, settled = NOTHING, lost_us > 0 and from_us or 0, 0, 0, 0
   end
 end
 
@@ -336,7 +340,7 @@ local parts = { pack(REPLY_FORMAT, MAGIC, sequence, marked_us, settled_us, hash,
   is_waiting and until_us or 0, since_us, silence_limit_us, entries, incarnation) }
 local records, places, longest_ms = apply_all(batch, HEADER_BYTES + 1, entries, quota_count, more, found, parts,
   now_us, time_ms, nodes, gives, recovery_us, is_returning, reason == SILENCE and since_us or 0, lost_us,
-  expected, most_nodes, is_lost, from_us, since_us, max(expected - settled, 0))
+  is_lost, expected, most_nodes, from_us, since_us, max(expected - settled, 0))
 if not records then
   return redis.error_reply('TIDEGATE REQUEST a quota that is none, or an entry without a part that it names')
 end

@@ -142,7 +142,7 @@ impl Node {
             want: SPENT,
             want_rate: SCALE.rate / 2,
             restore: false,
-            claim: Some(Claim { unleased: SCALE.burst, previous: 0, is_recent: true }),
+            claim: Some(Claim { unleased: SCALE.burst, previous: 0, viewed_us: 0 }),
             reset: false,
         }
     }

@@ -163,7 +163,7 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
         claim: (bytes.one_in(2)).then(|| Claim {
             unleased: amount(bytes),
             previous: 0,
-            is_recent: true,
+            viewed_us: 0,
         }),
         spent_before: 0,
         refunded: Backdated::default(),
@@ -189,7 +189,8 @@ fn entry(bytes: &mut Bytes<'_>) -> Entry {
 }
 
 fn more_of(claim: Claim) -> Claim {
-    Claim { previous: claim.unleased / 2, is_recent: claim.unleased % 2 == 0, ..claim }
+    let viewed_us = if claim.unleased % 2 == 0 { claim.unleased / 4 } else { 0 };
+    Claim { previous: claim.unleased / 2, viewed_us, ..claim }
 }
 
 fn scale(bytes: &mut Bytes<'_>) -> Scale {

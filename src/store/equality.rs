@@ -177,11 +177,11 @@ fn backdated(random: &mut Random, tokens: i64, time_us: i64) -> Backdated {
     }
 }
 
-fn claim(random: &mut Random, scale: &Scale) -> Claim {
+fn claim(random: &mut Random, scale: &Scale, time_us: i64) -> Claim {
     Claim {
         unleased: scale.burst - random.amount(2 * scale.burst),
         previous: backdated(random, scale.burst, 0).tokens,
-        is_recent: !random.one_in(4),
+        viewed_us: backdated(random, 0, time_us).from_us,
     }
 }
 
@@ -485,7 +485,7 @@ impl World {
             want: random.amount(2 * tokens),
             want_rate: random.amount(2 * scale.rate),
             restore: random.one_in(20),
-            claim: random.one_in(3).then(|| claim(random, &scale)),
+            claim: random.one_in(3).then(|| claim(random, &scale, self.time_us)),
             reset: random.one_in(20),
         };
         if number >= KEYS_SANE && random.one_in(4) {

@@ -32,6 +32,7 @@ mod agreed_quota;
 mod arrivals;
 mod bursts;
 mod callers;
+mod closed_key;
 mod credit;
 mod decision_counts;
 mod giving_back;
@@ -57,6 +58,7 @@ pub(crate) use agreed_quota::{Agreement, REFUSAL_EVENTS_US, definition, is_chang
 use arrivals::Arrivals;
 use callers::Callers;
 pub(crate) use callers::{CallerAnswer, Waiter};
+pub(crate) use closed_key::ClosedKey;
 pub(crate) use decision_counts::DecisionCounts;
 use history::History;
 use lease::LeaseState;
@@ -95,6 +97,8 @@ pub(crate) struct Cluster {
     pub(crate) round_trip_us: u64,
     /// How long reports that were due waited for room in a batch of late, in microseconds.
     pub(crate) backlog_us: u64,
+    /// The lane's time in the last one, 0 if there was none.
+    pub(crate) time_us: i64,
 }
 
 /// The account of one key.
@@ -148,7 +152,7 @@ impl Account {
             previous: None,
             leased: 0,
             at: now.minus_micros(age_us),
-            sent: now.minus_micros(age_us),
+            viewed_us: 0,
             window_ends_latest: now
                 .minus_micros(age_us)
                 .plus_micros(terms.scale.longest_window_us() as u64),

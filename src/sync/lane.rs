@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::account::{
-    Account, CallerAnswer, Cluster, DecisionCounts, ResetWaiter, Settlement, Touch, Waiter,
-    definition,
+    Account, CallerAnswer, ClosedKey, Cluster, DecisionCounts, ResetWaiter, Settlement, Touch,
+    Waiter, definition,
 };
 use super::context::{AccountId, Context, Output};
 use super::event::Event;
@@ -17,7 +17,7 @@ use super::excess::LaneTrouble;
 #[cfg(feature = "sim")]
 use super::message::Held;
 use super::message::{
-    Entry, Header, Incarnation, InstanceId, Knowledge, NUMBER_MAX, Request, Times,
+    ENTRIES_MAX, Entry, Header, Incarnation, InstanceId, Knowledge, NUMBER_MAX, Request, Times,
 };
 use super::shrink;
 use crate::algorithm::Calendar;
@@ -30,6 +30,7 @@ use crate::time::Timestamp;
 mod accounts;
 mod attempts;
 mod backlog;
+mod closed_keys;
 mod flight;
 mod grants;
 mod lane_time;
@@ -41,6 +42,7 @@ mod silence;
 
 use accounts::Accounts;
 use backlog::Backlog;
+use closed_keys::ClosedKeys;
 use flight::{Flight, Next};
 use lane_time::LaneTime;
 use naming::Naming;
@@ -102,6 +104,7 @@ pub(crate) struct Lane {
     incarnation: Option<Incarnation>,
     sequence: i64,
     accounts: Accounts,
+    closed: ClosedKeys,
     flight: Option<Flight>,
     trips: RoundTrips,
     backlog: Backlog,
@@ -124,6 +127,7 @@ impl Lane {
             incarnation: None,
             sequence: 0,
             accounts: Accounts::default(),
+            closed: ClosedKeys::default(),
             flight: None,
             trips: RoundTrips::default(),
             backlog: Backlog::default(),
@@ -311,7 +315,8 @@ impl Lane {
     fn cluster(&self, nodes: i64, terms: &Terms) -> Cluster {
         // What is asked for beyond the life of a lease would be lost with it.
         let backlog_us = self.backlog.recent_us.min(terms.epoch_us);
-        Cluster { nodes, round_trip_us: self.trips.recent_us, backlog_us }
+        let time_us = self.replies.time.map_or(0, |time| time.time_us);
+        Cluster { nodes, round_trip_us: self.trips.recent_us, backlog_us, time_us }
     }
 
     fn close(&mut self, slot: usize, context: &mut Context) {
@@ -384,6 +389,7 @@ impl Lane {
     pub(crate) fn timeout(&self) -> Timestamp {
         let next = match &self.flight {
             Some(flight) => flight.next.at().min(self.silence.run_by()),
+            None if !self.closed.unregistered().is_empty() => self.calls.sendable_at,
             None => self.accounts.due_at().min(self.calls.heartbeat_at).max(self.calls.sendable_at),
         };
         next.min(self.accounts.ends_at()).min(self.policies.from)
@@ -450,13 +456,16 @@ impl Lane {
         if now < self.calls.sendable_at {
             return;
         }
-        let (slots, entries) = self.collect_entries(now, context);
+        let (slots, mut entries) = self.collect_entries(now, context);
+        let room = ENTRIES_MAX - entries.len();
+        entries.extend(self.closed_entries(room, now, context));
         if entries.is_empty() && now < self.calls.heartbeat_at {
             return;
         }
         self.backlog.sent(self.accounts.has_due(now), now);
         self.sequence += 1;
-        let header = self.header(&slots, now, context);
+        let of_closed = entries.len() - slots.len();
+        let header = self.header(&slots, of_closed, now, context);
         self.flight = Some(Flight::new(Request::new(header, entries), slots, now));
         self.silence.since = now;
         self.calls.sendable_at = now.plus_micros(BATCH_GAP_US);
@@ -504,6 +513,20 @@ impl Lane {
         (slots, entries)
     }
 
+    /// The entries, `room` at most, of keys whose accounts are closed, and that the lane is still to be told of.
+    fn closed_entries(&self, room: usize, now: Timestamp, context: &Context) -> Vec<Entry> {
+        if self.silence.is_returning {
+            return Vec::new();
+        }
+        let entry = |key: &ClosedKey| {
+            let (terms, entry) = (&context.limits[key.limit as usize].terms, key.entry(now));
+            let is_own = definition(entry.version) == i64::from(terms.version);
+            let window_span_us = if is_own { self.window_span_us(terms, now) } else { [0; 2] };
+            Entry { window_span_us, ..entry }
+        };
+        self.closed.unregistered().iter().take(room).map(entry).collect()
+    }
+
     /// Whether the lane may still hear from nodes what they know of its keys.
     fn may_be_recovering(&self, now: Timestamp) -> bool {
         self.replies.time.is_none() || self.is_recovering(now)
@@ -527,6 +550,11 @@ impl Lane {
                 return false;
             }
         } else if self.accounts.change(slot, |account| account.try_close(now, &terms)) {
+            let limit = context.limit_name(self.accounts[slot].limit());
+            let time_us = self.replies.time.map_or(0, |time| time.time_us);
+            if let Some(key) = self.accounts[slot].closed_key(&limit, &terms, now) {
+                self.closed.keep(key, time_us);
+            }
             self.close(slot, context);
             return false;
         }
@@ -540,8 +568,14 @@ impl Lane {
         admitted
     }
 
-    /// What a batch with the accounts in `slots` says apart from its entries.
-    fn header(&self, slots: &[usize], now: Timestamp, context: &Context) -> Header {
+    /// What a batch with the accounts in `slots`, and with so many keys whose accounts are closed, says apart from its entries.
+    fn header(
+        &self,
+        slots: &[usize],
+        of_closed: usize,
+        now: Timestamp,
+        context: &Context,
+    ) -> Header {
         let reported = slots.iter().filter(|slot| self.accounts[**slot].is_owing()).count();
         let time = self.replies.time;
         let leaving = self.leaving && self.accounts.len() == slots.len();
@@ -565,7 +599,8 @@ impl Lane {
                 known_us: time.map_or(0, |time| time.time_us),
                 sent_us: time.map_or(0, |time| time.least(now)),
                 nodes: self.replies.nodes,
-                settled: self.accounts.sums.owing == reported,
+                settled: self.accounts.sums.owing == reported
+                    && self.closed.unregistered().len() == of_closed,
                 leaving,
             },
             limits: if names_limits {

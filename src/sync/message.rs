@@ -18,6 +18,9 @@ pub(crate) use reply::{BatchVerdict, Given, Grant, Receipt, Reply, Withheld};
 pub(crate) const WIRE_VERSION: u32 = 2;
 /// The most keys in one batch, so that one call mostly takes the store less than a millisecond.
 pub(crate) const ENTRIES_MAX: usize = 128;
+/// How long a node remembers a key whose account it has closed, by the lane's time: what it spent before is in every view that is later
+/// than that before the lane loses its memory.
+pub(crate) const REMEMBERED_US: i64 = 4_000_000;
 /// The largest magnitude of any number on the wire.
 const WIRE_MAX: i64 = 1 << 53;
 /// No number of a request counts for more: the sum of two is still exact in a double.
@@ -116,14 +119,14 @@ pub(crate) struct Claim {
     pub unleased: i64,
     /// Units charged in the window before the one now, if windows slide.
     pub previous: i64,
-    /// Who has spent since the node's view knows the key too, and tells: the lowest claim is what there is.
-    pub is_recent: bool,
+    /// The lane's time of the view that tells it; 0 unless the entry registers the key anew.
+    pub viewed_us: i64,
 }
 
 impl Claim {
     fn bounded(self) -> Self {
         let unleased = self.unleased.clamp(-NUMBER_MAX, NUMBER_MAX);
-        Self { unleased, previous: natural(self.previous), ..self }
+        Self { unleased, previous: natural(self.previous), viewed_us: natural(self.viewed_us) }
     }
 }
 
@@ -302,8 +305,8 @@ const REST_NUMBERS: usize = 15;
 const HEADER_BYTES: usize = 16 * 8 + 16 + 24;
 /// As it stands at the head of a bucket's record.
 const QUOTA_BYTES: usize = 2 + 6 * 8;
-/// The most that an entry takes: its own, its rest, and a quota that no other has.
-const ENTRY_BYTES_MAX: usize = 2 + (12 + REST_NUMBERS + 1 + 6) * 8;
+/// The most that an entry takes: its own, its rest, what its claim has beside, and a quota that no other has.
+const ENTRY_BYTES_MAX: usize = 2 + (12 + REST_NUMBERS + 2 + 6) * 8;
 /// What every reply and every record begins with.
 const MAGIC: [u8; 2] = *b"T2";
 const SETTLED: i64 = 1;
@@ -315,8 +318,8 @@ const FLAG_REST: u8 = 4;
 const FLAG_RESET: u8 = 8;
 /// Last follows what the claim says was charged in the window before: it is not 0.
 const FLAG_PREVIOUS: u8 = 16;
-/// The claim is not recent.
-const FLAG_OLD_CLAIM: u8 = 32;
+/// Behind that follows the lane's time of the claim's view: it is not 0.
+const FLAG_VIEWED: u8 = 32;
 
 /// A limit's definition, which the entries of a batch mostly share: rate, token, burst, version,
 /// length of an epoch, and algorithm.
@@ -387,6 +390,38 @@ pub(crate) fn natural(number: i64) -> i64 {
 }
 
 impl Entry {
+    /// An entry that says nothing of its key.
+    pub(crate) fn silent(limit: Arc<str>, key: Arc<[u8]>, scale: Scale, epoch_us: i64) -> Self {
+        Self {
+            limit,
+            key,
+            scale,
+            version: 0,
+            epoch_us,
+            spent: 0,
+            debt: 0,
+            allowed: 0,
+            taken: 0,
+            taken_before: 0,
+            returned: 0,
+            lost: 0,
+            back_rate: 0,
+            back_depth: 0,
+            spent_before: 0,
+            refunded: Backdated::default(),
+            window_span_us: [0; 2],
+            unspent: Backdated::default(),
+            held: Held::default(),
+            demand: 0,
+            needed: 0,
+            want: 0,
+            want_rate: 0,
+            restore: false,
+            claim: None,
+            reset: false,
+        }
+    }
+
     /// The entry with every number within its range: what the store takes it for.
     ///
     /// No number that a node computes is outside; this is the last look before the bytes, and the
@@ -442,9 +477,9 @@ impl Entry {
         rate + self.back_rate > 0 || depth + self.back_depth > 0 || outstanding != 0
     }
 
-    /// Whether it registers the key anew, and the lowest claim of such entries is what there is.
-    pub(crate) fn has_recent_claim(&self) -> bool {
-        self.restore && self.claim.is_some_and(|claim| claim.is_recent)
+    /// The lane's time of the view by which it registers the key anew; 0 if it does not.
+    pub(crate) fn viewed_us(&self) -> i64 {
+        self.claim.filter(|_| self.restore).map_or(0, |claim| claim.viewed_us)
     }
 
     /// Whether the store must have a record of the key: it leased some of it, or it cannot be full yet.
@@ -463,7 +498,7 @@ impl Entry {
             + u8::from(rest_follows) * FLAG_REST
             + u8::from(self.reset) * FLAG_RESET
             + u8::from(self.previous() > 0) * FLAG_PREVIOUS
-            + u8::from(self.claim.is_some_and(|claim| !claim.is_recent)) * FLAG_OLD_CLAIM
+            + u8::from(self.viewed_us() > 0) * FLAG_VIEWED
     }
 
     fn numbers(&self) -> [i64; 12] {
@@ -485,17 +520,16 @@ impl Entry {
 
     /// Writes the entry of the quota in this place. Returns how many numbers follow.
     fn encode(&self, place: u8, body: &mut Vec<u8>) -> usize {
-        let (rest, previous) = (self.rest(), self.previous());
-        let (has_rest, has_previous) = (rest != [0; REST_NUMBERS], previous > 0);
+        let (rest, claimed) = (self.rest(), [self.previous(), self.viewed_us()]);
+        let has_rest = rest != [0; REST_NUMBERS];
         body.extend([place, self.flags(has_rest)]);
         put(body, &self.numbers());
         if has_rest {
             put(body, &rest);
         }
-        if has_previous {
-            put(body, &[previous]);
-        }
-        usize::from(has_rest) * REST_NUMBERS + usize::from(has_previous)
+        let claimed: Vec<i64> = claimed.into_iter().filter(|number| *number > 0).collect();
+        put(body, &claimed);
+        usize::from(has_rest) * REST_NUMBERS + claimed.len()
     }
 
     /// What the claim says was charged in the window before.

@@ -196,13 +196,13 @@ fn store_clock_unheard(quota: (u64, u64), seed: u64) -> Case {
     play.over(8)
 }
 
-/// The store loses its memory when no node has an account any more of a key that has just been emptied.
+/// The store loses its memory when no node knows a key any more that was emptied a few seconds before.
 fn loss_of_slow_key(quota: (u64, u64), seed: u64) -> Case {
     let mut play = Play::new(quota, 2, seed).waiting();
     play.ask(0, 0, play.burst);
-    play.fault(2 * SECOND, Fault::StoreForgets);
-    play.ask(5 * SECOND, 1, play.burst);
-    play.over(6)
+    play.fault(7 * SECOND, Fault::StoreForgets);
+    play.ask(10 * SECOND, 1, play.burst);
+    play.over(11)
 }
 
 /// All nodes spend their credit at once, and forget the key. The store loses its memory, all nodes report that

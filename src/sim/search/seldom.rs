@@ -26,7 +26,7 @@ fn stories(rng: &mut fastrand::Rng, setup: &Setup) -> (Vec<Arrival>, Vec<Planned
         arrivals.extend(asked(rng, node, at_us, few));
         at_us += scaled(rng, 1e4, fill_us + 3e6) as u64;
         arrivals.extend(asked(rng, (node + other) % setup.nodes, at_us, more));
-        at_us += 1_000_000 + scaled(rng, 1e4, fill_us / 2.0 + 3e6) as u64;
+        at_us += scaled(rng, 1e4, fill_us / 2.0 + 3e6) as u64;
         faults.push(Planned { at_us, fault: Fault::StoreForgets });
         at_us += rng.u64(0..1_200_000);
         arrivals.extend(asked(rng, node, at_us, more));

@@ -30,7 +30,7 @@ fn entries(scale: Scale, now_us: i64) -> Vec<Entry> {
                 let held = Held { rate: held_rate, stamp_us: now_us, tag, ..Held::default() };
                 let asked = Entry { demand, needed, want, want_rate, ..Entry::empty(scale) };
                 let key = entries.len().to_string().into_bytes().into();
-                let claim = Some(Claim { unleased: claim, previous: 0, is_recent: true });
+                let claim = Some(Claim { unleased: claim, previous: 0, viewed_us: 0 });
                 entries.push(Entry { key, epoch_us: EPOCH_US, held, claim, ..asked });
             }
         }

@@ -91,7 +91,7 @@ pub(super) fn key_of(bytes: &[u8]) -> Key {
     let curve = Curve::of(algorithm).unwrap();
     let scale = Scale { rate, token, burst, curve };
     let [leased1, depth1, outstanding1, demand1] = std::array::from_fn(|_| record.number());
-    let key = Key {
+    let mut key = Key {
         scale,
         version,
         epoch_us,
@@ -107,6 +107,7 @@ pub(super) fn key_of(bytes: &[u8]) -> Key {
         demand: [record.number(), demand1],
         written_off: record.number_or_zero(),
         recovering_until_us: record.number_or_zero(),
+        viewed_us: 0,
         heard: record.number_or_zero(),
         after_silence: record.number_or_zero(),
         beyond: [record.number_or_zero(), record.number_or_zero()],
@@ -114,6 +115,9 @@ pub(super) fn key_of(bytes: &[u8]) -> Key {
         window_ends_us: if curve == Curve::CalendarWindow { record.number_or_zero() } else { 0 },
         slots: if curve == Curve::SlidingLog { slots_of(&mut record) } else { Slots::default() },
     };
+    if key.recovering_until_us < 0 {
+        (key.viewed_us, key.recovering_until_us) = (-key.recovering_until_us, 0);
+    }
     // A record that became shorter has zeros at its end.
     assert!(record.0.iter().all(|byte| *byte == 0), "{:?} at the end of a record", record.0);
     key

@@ -30,6 +30,9 @@ pub(crate) struct Key {
     pub(crate) birth_us: i64,
     /// Nothing is granted until then, because the record was lost; 0 if it never was.
     pub(crate) recovering_until_us: i64,
+    /// The lane lost its memory, and waits for its nodes, or has not dealt with the key since: the newest view by which a node has
+    /// registered the key, in the lane's time, or 1. Else 0.
+    pub(crate) viewed_us: i64,
     /// Nodes that had a view of the lost record and have reported since.
     pub(crate) heard: i64,
     /// What was available when the lane's last silence was over, in units.
@@ -77,9 +80,9 @@ impl Key {
         let At { lane, caller, now_us } = at;
         let Scale { rate, burst, .. } = entry.scale;
         // While a lane waits for all its nodes, the lowest of their claims is the level.
-        let claimed = lane.waits_after_loss(now_us) && entry.has_recent_claim();
+        let waits = lane.waits_after_loss(now_us);
         let quick = burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
-        let empty = lane.lost_us > 0 && quick && !claimed;
+        let empty = lane.lost_us > 0 && quick && !waits;
         let mut slots = Slots::default();
         let (level, previous) = if empty {
             empty_since(&entry.scale, &mut slots, lane.lost_us, now_us)
@@ -95,6 +98,7 @@ impl Key {
             written_off: 0,
             birth_us: now_us,
             recovering_until_us: if lost { now_us + caller.recovery_us } else { 0 },
+            viewed_us: 0,
             heard: 0,
             after_silence: if lane.waits_after_silence(now_us) { level } else { 0 },
             previous,
@@ -129,8 +133,7 @@ impl Key {
     // ---- time --------------------------------------------------------------------------------
 
     /// Brings the record to `now_us`, ending leases whose epochs are over on the way.
-    /// A `claimed` record is registered anew by a node that knows how much there can be.
-    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64, claimed: bool) {
+    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64) {
         let fill_us = self.scale.burst / self.scale.rate + 1;
         if self.stamp_us > now_us.saturating_add(fill_us) {
             // The lane's time was lost with the lane. The level is kept; what was leased counts as
@@ -146,6 +149,7 @@ impl Key {
             self.slots.no_later_than(&self.scale, now_us);
             self.stamp_us = now_us;
         }
+        let asked_us = now_us;
         let (now_us, before_us) = (now_us.max(self.stamp_us), self.stamp_us);
         let (mut at_us, began) = (before_us, self.epoch());
         // What was spent of a lease was spent before it ended: not in a window that begins then.
@@ -171,18 +175,37 @@ impl Key {
         if self.is_windows() {
             self.unleased = self.level - self.outstanding[0] - self.outstanding[1];
         }
-        if before_us < lane.lost_us
-            && self.is_quick()
-            && !(lane.waits_after_loss(now_us) && claimed)
-        {
-            // The record is of an older state, and what was spent since is unknown.
-            let (flowed, _) = empty_since(&self.scale, &mut Slots::default(), lane.lost_us, now_us);
+        self.doubt_level(lane, before_us, asked_us);
+        if before_us < lane.silent_until_us() {
+            self.after_silence = self.unleased;
+        }
+    }
+
+    /// The lane may have lost its memory since `before_us`, when the record was brought up to date last. Once all nodes have told what
+    /// they know, a quick key had nothing at the loss if the record is of before it, or if the views are old by which nodes have
+    /// registered it: who spent since may know the key no more.
+    fn doubt_level(&mut self, lane: &Lane, before_us: i64, now_us: i64) {
+        let (is_of_before, viewed_us) = (before_us < lane.lost_us, self.viewed_us);
+        if lane.waits_after_loss(now_us) {
+            self.viewed_us = if is_of_before { 0 } else { viewed_us };
+            return;
+        }
+        self.viewed_us = 0;
+        let is_doubtful = is_of_before || viewed_us > 0 && !lane.is_recent(viewed_us);
+        if is_doubtful && self.is_quick() {
+            let mut slots = Slots::default();
+            let (flowed, _) = empty_since(&self.scale, &mut slots, lane.lost_us, now_us);
             self.unleased = self.unleased.min(flowed);
             let found = self.unleased + self.outstanding[0] + self.outstanding[1];
             self.level = self.level.min(found).max(-NUMBER_MAX);
         }
-        if before_us < lane.silent_until_us() {
-            self.after_silence = self.unleased;
+    }
+
+    /// While the lane waits for all its nodes, notes by which view the entry registers the key, if it does.
+    fn note_view(&mut self, entry: &Entry, lane: &Lane, now_us: i64) {
+        if lane.lost_us > 0 && lane.waits_after_loss(now_us) {
+            self.viewed_us = self.viewed_us.max(entry.viewed_us()).max(1);
+            self.recovering_until_us = 0;
         }
     }
 
@@ -255,7 +278,7 @@ impl Key {
     pub(super) fn bring_to(&mut self, entry: &Entry, at: At<'_>) {
         let (before_us, ended_us) = (self.stamp_us, self.window_ends_us);
         self.open_window(entry.window_span_us, at.now_us);
-        self.advance(at.lane, at.now_us, entry.has_recent_claim());
+        self.advance(at.lane, at.now_us);
         self.pass_beyond(before_us, ended_us);
     }
 
@@ -290,6 +313,7 @@ impl Key {
             self.slots.settle(&self.scale, self.level, self.stamp_us);
         }
         let given = self.grant(entry, void, at);
+        self.note_view(entry, at.lane, at.now_us);
         Given { lost, ..given }
     }
 
@@ -536,6 +560,7 @@ pub(super) mod tests {
             written_off: 0,
             birth_us: 0,
             recovering_until_us: 0,
+            viewed_us: 0,
             heard: 0,
             after_silence: 0,
             previous,
@@ -614,7 +639,7 @@ pub(super) mod tests {
             ((100, 2000, 0), (100, 100, 1000)),
         ] {
             let (unleased, previous) = (unleased * token, previous * token);
-            let claim = Some(Claim { unleased, previous, is_recent: true });
+            let claim = Some(Claim { unleased, previous, viewed_us: 0 });
             let entry = Entry { claim, ..Entry::empty(key.scale) };
             key.claim(&entry, outstanding * token);
             let found = [key.unleased, key.level, key.previous].map(|units| units / token);

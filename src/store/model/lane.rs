@@ -1,6 +1,6 @@
 //! One lane's record: its time, its nodes, and what it waits for.
 
-use crate::sync::message::{BatchVerdict, Incarnation, Reply, Request, natural};
+use crate::sync::message::{BatchVerdict, Incarnation, REMEMBERED_US, Reply, Request, natural};
 
 /// A lane is remembered for at least this long.
 const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
@@ -24,7 +24,7 @@ pub(crate) enum Reason {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recovery {
     pub(crate) reason: Reason,
-    /// When the silence began.
+    /// When the silence began; after a loss, the latest time of the lane before it that a node has told of.
     pub(crate) from_us: i64,
     /// When the loss was found, or the silence was over.
     pub(crate) since_us: i64,
@@ -75,7 +75,7 @@ impl Lane {
             lost_us: 0,
             recovery: Recovery::default(),
         };
-        lane.recover(Reason::Loss, now_us, now_us, natural(request.times.recovery_us), 0);
+        lane.recover(Reason::Loss, 0, now_us, natural(request.times.recovery_us), 0);
         lane
     }
 
@@ -127,15 +127,32 @@ impl Lane {
         }
         self.seen_us = now_us;
         if !self.waits(now_us) {
-            self.recovery = Recovery { since_us: self.recovery.since_us, ..Recovery::default() };
+            let from_us = if self.lost_us > 0 { self.recovery.from_us } else { 0 };
+            let since_us = self.recovery.since_us;
+            self.recovery = Recovery { from_us, since_us, ..Recovery::default() };
         }
+    }
+
+    /// A node that does not know the lane's life tells of the last time that it heard.
+    pub(super) fn hear_of_before(&mut self, request: &Request) {
+        if self.lost_us > 0 && self.recovery.reason != Reason::Silence {
+            let known_us = natural(request.knowledge.known_us);
+            self.recovery.from_us = self.recovery.from_us.max(known_us);
+        }
+    }
+
+    /// Whether all that was spent before a view of this time is in it, or known to who spent it.
+    pub(super) fn is_recent(&self, viewed_us: i64) -> bool {
+        viewed_us >= self.recovery.from_us - REMEMBERED_US
     }
 
     /// The lane has lost its memory: it waits for the nodes that the caller knows of.
     pub(super) fn lose(&mut self, request: &Request, now_us: i64) {
+        let is_lost_again = self.lost_us > 0 && self.waits_after_loss(now_us);
+        let from_us = if is_lost_again { self.recovery.from_us } else { 0 };
         self.lost_us = now_us;
         let wait_us = natural(request.times.lease_us).max(natural(request.times.recovery_us));
-        self.recover(Reason::Loss, now_us, now_us, wait_us, natural(request.knowledge.nodes));
+        self.recover(Reason::Loss, from_us, now_us, wait_us, natural(request.knowledge.nodes));
     }
 
     /// Notes that the caller has settled for the recovery, if it has. Returns the recovery that it has settled for;
@@ -173,10 +190,11 @@ impl Lane {
 
     fn recover(&mut self, reason: Reason, from_us: i64, now_us: i64, wait_us: i64, nodes: i64) {
         let earlier = if self.waits(now_us) { self.recovery } else { Recovery::default() };
+        // A loss outlasts a silence that comes on top of it.
+        let is_loss_first = (earlier.reason, reason) == (Reason::Loss, Reason::Silence);
         self.recovery = Recovery {
-            // A loss outlasts a silence that comes on top of it.
-            reason: if earlier.reason == Reason::Loss { Reason::Loss } else { reason },
-            from_us,
+            reason: if is_loss_first { Reason::Loss } else { reason },
+            from_us: if is_loss_first { earlier.from_us } else { from_us },
             since_us: now_us,
             until_us: now_us + wait_us.min(WAIT_MAX_US),
             expected: nodes.max(earlier.expected),

@@ -54,6 +54,11 @@ impl History {
             && self.view_age_us.is_none_or(|age_us| age_us > LINGER_MAX_US)
     }
 
+    /// The same, and this node has not known the key before.
+    pub(super) fn is_seen_for_the_first_time(&self) -> bool {
+        self.is_seen_once() && self.view_age_us.is_none()
+    }
+
     /// Whether the first few requests of a client that began a moment ago are all that is known of the key: other
     /// nodes may have more of them.
     pub(super) fn is_beginning(&self, nodes: i64, now: Timestamp) -> bool {

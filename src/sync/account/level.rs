@@ -1,13 +1,9 @@
 //! What this node knows of the store's level of one key.
 
-use super::history::LINGER_MAX_US;
 use crate::limit::Terms;
 use crate::quota::{Curve, Scale};
 use crate::sync::message::{Claim, Entry, Given, Withheld};
 use crate::time::Timestamp;
-
-/// So old is what a node knows of a key at most when it says how much there can be: less by a quarter than an account is kept.
-const RECENT_US: u64 = LINGER_MAX_US / 4 * 3;
 
 /// What the last reply said about the key.
 #[derive(Clone, Copy, Debug)]
@@ -23,8 +19,9 @@ pub(super) struct StoreView {
     /// Refill leased to all nodes, in units per microsecond.
     pub(super) leased: i64,
     pub(super) at: Timestamp,
-    /// When the batch was first sent that it answers: what was spent before is in the view.
-    pub(super) sent: Timestamp,
+    /// The lane's time of the last view of which the store withheld nothing: all that was charged by then is in this one. 0 if there
+    /// was none.
+    pub(super) viewed_us: i64,
     /// When the window of the view ends at the latest, if tokens are given for windows.
     pub(super) window_ends_latest: Timestamp,
     /// The key was full when its account was opened, if nobody else had spent. A view that the bucket kept has whole tokens, and an
@@ -52,7 +49,7 @@ impl StoreView {
         let outstanding = i128::from(self.level - self.unleased) + refilled;
         let unleased = i128::from(level) - outstanding;
         let unleased = unleased.clamp(i64::MIN.into(), scale.burst.into()) as i64;
-        Claim { unleased, previous, is_recent: true }
+        Claim { unleased, previous, viewed_us: self.viewed_us }
     }
 }
 
@@ -80,13 +77,11 @@ pub(super) struct Level {
     pub(super) view: Option<StoreView>,
     /// How fast the level rises while this node spends nothing, in units per microsecond.
     growth: f64,
-    /// The store has lost its memory since the view, which is not recent.
-    is_outdated: bool,
 }
 
 impl Level {
     pub(super) fn new(view: Option<StoreView>, rate: i64) -> Self {
-        Self { view, growth: rate as f64, is_outdated: false }
+        Self { view, growth: rate as f64 }
     }
 
     /// The same in other units, but for `growth`, which stays in units of this node.
@@ -98,26 +93,27 @@ impl Level {
             leased: convert(view.leased),
             ..view
         });
-        Self { view, ..*self }
+        Self { view, growth: self.growth }
     }
 
-    /// Takes the reply in to a batch that was `first_sent` then: the view is that of `now`.
+    /// Takes a reply in, of this time of the lane: the view is that of `now`.
     pub(super) fn install(
         &mut self,
         given: &Given,
         window: &StoredWindow,
-        first_sent: Timestamp,
+        time_us: i64,
         now: Timestamp,
     ) {
-        self.is_outdated = false;
+        let is_partial = given.withheld != Withheld::Nothing;
+        let before_us = self.view.map_or(0, |view| view.viewed_us);
         self.view = Some(StoreView {
             unleased: given.available,
             level: given.level,
-            is_partial: given.withheld != Withheld::Nothing,
+            is_partial,
             previous: Some(given.previous),
             leased: given.leased,
             at: now,
-            sent: first_sent,
+            viewed_us: if is_partial { before_us } else { time_us },
             window_ends_latest: now.plus_micros(window.left_us),
             was_full: false,
         });
@@ -131,19 +127,10 @@ impl Level {
             // By then what is outstanding has ended.
             && !view.is_surely_full(now, scale)
         {
-            let claim = view.extrapolate_sliding(previous, now, scale);
-            return Some(Claim { is_recent: !self.is_outdated, ..claim });
+            return Some(view.extrapolate_sliding(previous, now, scale));
         }
         let unleased = if view.was_full { scale.burst } else { self.estimate(now, scale)? };
-        Some(Claim { unleased, previous: 0, is_recent: !self.is_outdated })
-    }
-
-    /// The store's memory was found lost by a batch that was first sent at `sent`: while one is under way no account is closed. A
-    /// view that is recent has all that was spent by nodes which do not know the key any more: they know it for a while.
-    pub(super) fn note_loss(&mut self, sent: Timestamp) {
-        self.is_outdated |= !self.view.is_some_and(|view| {
-            view.previous.is_some() && view.sent.plus_micros(RECENT_US) >= sent
-        });
+        Some(Claim { unleased, previous: 0, viewed_us: view.viewed_us })
     }
 
     /// What the store has of the key with all that is outstanding, in units; 0 if this node does not know all of it.

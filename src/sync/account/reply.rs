@@ -50,7 +50,7 @@ impl Account {
         self.renew_left_to_policies(given.void, terms);
         self.lease.is_registering &= given.withheld != Withheld::Nothing;
         let window = self.stored_window(given, terms);
-        self.level.install(given, &window, first_sent, now);
+        self.level.install(given, &window, self.cluster.time_us, now);
         self.spending.owes &= given.available < 0 || self.spending.unsent.debt > 0;
         self.show_view(given, &window, first_sent, now, terms);
         let rate_kept = rate_kept(given, entry, stored);

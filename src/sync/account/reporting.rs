@@ -133,15 +133,14 @@ impl Account {
         self.lease.kept_depth += entry.back_depth;
     }
 
-    /// The store has lost the key, as a batch has found that was `sent` then: what this node knows of it is to be reported at once.
-    pub(crate) fn register_anew(&mut self, sent: Timestamp, now: Timestamp) {
+    /// The store has lost the key: what this node knows of it is to be reported at once.
+    pub(crate) fn register_anew(&mut self, now: Timestamp) {
         let stored = self.stored_scale();
         if stored.curve == Curve::SlidingWindow {
             // How fast its new record rises is not known yet.
             self.stop_refill(now);
         }
         (self.lease.restore, self.lease.is_registering) = (true, true);
-        self.level.note_loss(sent);
         self.report_at(now);
     }
 

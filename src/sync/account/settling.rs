@@ -161,7 +161,7 @@ mod tests {
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
         let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(10)));
-        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0, time_us: 0 };
         let key = b"key"[..].into();
         let account = Account::new(bucket, key, 0, cluster, &terms, at(1_000));
         let ask = Ask {

@@ -158,7 +158,7 @@ mod tests {
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
         let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));
         let now = Timestamp::from_micros(1_000);
-        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0, time_us: 0 };
         (Account::new(bucket, b"key"[..].into(), 0, cluster, terms, now), now)
     }
 
@@ -202,7 +202,7 @@ mod tests {
             previous: None,
             leased: 0,
             at: now,
-            sent: now,
+            viewed_us: 0,
             window_ends_latest: now,
             was_full: false,
         });

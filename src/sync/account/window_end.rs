@@ -80,7 +80,7 @@ mod tests {
         let budget = Arc::new(KeyBudget::new(10, 1));
         let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
         let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));
-        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0, time_us: 0 };
         Account::new(bucket, b"key"[..].into(), 0, cluster, terms, at(1_000))
     }
 
@@ -129,7 +129,7 @@ mod tests {
                 let begun = account_of(&terms);
                 begun.bucket.set_view(left, at(10 * second_us), 0, Timestamp::ZERO);
                 let claim_at = |us| {
-                    let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+                    let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0, time_us: 0 };
                     let key = b"key"[..].into();
                     let bucket = begun.bucket.clone();
                     let mut back = Account::new(bucket, key, 0, cluster, &terms, at(us));
@@ -159,7 +159,7 @@ mod tests {
         open.install(&half, &entry, at(2_000), at(2_000), &terms);
         let bucket = open.bucket.clone();
         assert!(bucket.try_close_account(at(1_080_000_000), false));
-        let cluster = || Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0 };
+        let cluster = || Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0, time_us: 0 };
         for us in [1_080_000_001, (1 << 32) * 1_000 + 60_000_000] {
             let mut back =
                 Account::new(bucket.clone(), b"key"[..].into(), 0, cluster(), &terms, at(us));
@@ -194,7 +194,7 @@ mod tests {
 
     /// What a node claims that knows of nothing charged in the window before.
     fn claim_of(unleased: i64) -> Claim {
-        Claim { unleased, previous: 0, is_recent: true }
+        Claim { unleased, previous: 0, viewed_us: 0 }
     }
 
     /// 400 of 1000 tokens were there at the middle of a window, 100 of them outstanding, and 800 had been charged in the one
@@ -227,7 +227,7 @@ mod tests {
                 let told = report(&mut account, &terms, 1_000 + after_us).claim;
                 account.end_report();
                 let unleased = of(unleased - halves * refilled);
-                let expected = Claim { unleased, previous: of(previous), is_recent: true };
+                let expected = Claim { unleased, previous: of(previous), viewed_us: 0 };
                 assert_eq!(told, Some(expected), "after {after_us}, {leased} leased");
             }
         }

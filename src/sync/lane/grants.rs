@@ -166,7 +166,7 @@ impl Lane {
             self.accounts.change(*slot, |account| account.revoke(entry));
         }
         for slot in self.accounts.slots(|_| true) {
-            self.accounts.change(slot, |account| account.register_anew(flight.first_sent, now));
+            self.accounts.change(slot, |account| account.register_anew(now));
         }
         self.call_at_once(now);
     }

@@ -41,15 +41,19 @@ impl Lane {
                 self.incarnation = Some(reply.incarnation);
                 self.has_left = flight.request.knowledge.leaving;
                 self.take_counts(reply, wait_us > 0, now, context);
-                for (index, grant) in grants.iter().enumerate() {
+                let (of_accounts, of_closed) = grants.split_at(flight.slots.len());
+                for (index, grant) in of_accounts.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }
+                self.closed.registered(of_closed, reply.time_us);
+                self.closed.forget(reply.time_us);
             }
             BatchVerdict::Reborn => {
                 context.event(Event::MemoryLost { lane: self.number });
                 context.memory_lost(now);
                 self.trouble.lost_memory(now);
                 self.restart(Some(reply.incarnation), flight, now);
+                self.closed.register_all();
             }
             BatchVerdict::Cloned | BatchVerdict::Stale => {
                 self.instance = context.draw_instance();

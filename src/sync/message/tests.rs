@@ -20,34 +20,7 @@ fn given() -> impl Strategy<Value = Grant> {
 impl Entry {
     /// An entry that says nothing.
     pub(crate) fn empty(scale: Scale) -> Self {
-        Self {
-            limit: "limit".into(),
-            key: b"key"[..].into(),
-            scale,
-            version: 0,
-            epoch_us: 1,
-            spent: 0,
-            debt: 0,
-            allowed: 0,
-            taken: 0,
-            taken_before: 0,
-            returned: 0,
-            lost: 0,
-            back_rate: 0,
-            back_depth: 0,
-            spent_before: 0,
-            refunded: Backdated::default(),
-            window_span_us: [0; 2],
-            unspent: Backdated::default(),
-            held: Held::default(),
-            demand: 0,
-            needed: 0,
-            want: 0,
-            want_rate: 0,
-            restore: false,
-            claim: None,
-            reset: false,
-        }
+        Self::silent("limit".into(), b"key"[..].into(), scale, 1)
     }
 }
 
