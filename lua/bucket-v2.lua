@@ -789,7 +789,8 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       end
       -- Of a sliding window, what was charged in the one before still counts.
       if curve == SLIDING_WINDOW then most = burst - rare.counted(previous, token, window_us, stamp_us) end
-      -- A node that registers anew tells the most that it can hold: that may not be there.
+      -- What a node holds that registers anew may not be there beside its claim: of a token bucket it tells the most that it
+      -- can hold, and of a window the claim may be made from a view of an earlier one.
       if is_current and not restoring then level = level + out end
       level = max(min(level, most), -2^52)
     end
@@ -910,11 +911,12 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     -- The depth of a window's leases keeps nothing from flowing in.
     if curve ~= TOKEN_BUCKET then cap = burst end
     if unleased > cap then unleased = cap end
-    if restoring then
+    if restoring and curve ~= TOKEN_BUCKET then
+      unleased = min(unleased, found_level)
+    elseif restoring then
       -- What was charged in a life that is lost too is not in the level, but was in a depth. What is
       -- outstanding is the most that there can be, and may be less.
-      local outstanding = curve == TOKEN_BUCKET and 0 or level - found_level
-      level = max(min(level, unleased + outstanding), -2^52)
+      level = max(min(level, unleased), -2^52)
     end
     if unleased < 0 then
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)

@@ -14,6 +14,7 @@ use crate::quota::Quota;
 
 mod accuracy;
 mod bursts;
+mod closed_keys;
 mod earlier_protocol;
 mod far;
 mod faults;

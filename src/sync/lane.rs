@@ -2,7 +2,8 @@
 //!
 //! A batch goes out when an account is due or the node has been quiet for a heartbeat (`send`), is sent again until it
 //! is answered (`attempts`), and its answer changes the accounts (`replies`, then `grants`). While the store does not
-//! answer, keys without a lease live on outage policies (`outages`).
+//! answer, keys without a lease live on outage policies (`outages`). If it loses its memory, it is told of all accounts, and of keys whose
+//! accounts were closed lately (`closed_keys`).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -338,7 +338,8 @@ impl Key {
             self.unleased = (self.unleased - flowed).max(-NUMBER_MAX);
         }
         if anew {
-            // A node that registers anew reports the most that it can hold: that may not be there.
+            // What a node holds that registers anew may not be there beside its claim: of a token bucket it reports the most that it can
+            // hold, and of a window the claim may be made from a view of an earlier one.
             self.claim(entry, if current && !entry.restore { outstanding } else { 0 });
         }
         if current {
@@ -453,11 +454,12 @@ impl Key {
         }
         let found = self.level - self.outstanding[0] - self.outstanding[1];
         self.unleased = self.unleased.max(found).min(self.cap(self.depth[0] + self.depth[1]));
-        if entry.restore {
+        if entry.restore && self.is_windows() {
+            self.unleased = self.unleased.min(found);
+        } else if entry.restore {
             // What was charged in a life that is lost too is not in the level, but was in a depth. What is
             // outstanding is the most that there can be, and may be less.
-            let outstanding = if self.is_windows() { self.level - found } else { 0 };
-            self.level = self.level.min(self.unleased + outstanding).max(-NUMBER_MAX);
+            self.level = self.level.min(self.unleased).max(-NUMBER_MAX);
         }
         // What all nodes may spend on credit is never written off: they would have it twice.
         let credit = lane.most_nodes.saturating_mul(CREDIT_TOKENS).saturating_mul(token);

@@ -45,7 +45,7 @@ impl Account {
         let returned = self.give_back(terms, now, wanted.tokens, wanted.rate);
         let tokens = self.bucket.mint_tokens(now, self.scale.token);
         if self.lease.restore {
-            self.lease.held.outstanding = self.most_held(tokens);
+            self.lease.held.outstanding = self.most_held();
             // What outage policies began with is not in it.
             self.lease.left_to_policies = Some(0);
         }
@@ -109,13 +109,16 @@ impl Account {
         }
     }
 
-    /// The most that the node can come to hold of its lease, with what it spent, in units. What an
-    /// outage policy gives is no lease.
-    fn most_held(&self, tokens: u32) -> i64 {
-        let tokens = if self.policy.is_some() { 0 } else { tokens };
+    /// The most that the node can come to hold of its lease, with what it spent, in units. What an outage policy gives is no lease.
+    fn most_held(&self) -> i64 {
+        let (left, pending) = self.bucket.held_and_pending();
+        let left = if self.policy.is_some() { 0 } else { i64::from(left) };
         let refilled = if self.lease.held.rate > 0 { self.lease.held.depth } else { 0 };
-        let spent = self.spending.unsent.spent + self.spending.spilled as i64;
-        let tokens = refilled.max(i64::from(tokens)) + 1 + spent;
+        // Of a token a part may have flowed in; of a window nothing flows in any more.
+        let part = i64::from(self.stored_scale().curve == Curve::Refill);
+        let pending = pending + self.spending.spilled;
+        let spent = self.spending.unsent.spent.saturating_add_unsigned(pending);
+        let tokens = refilled.max(left) + part + spent;
         tokens.saturating_mul(self.scale.token).min(OWN_UNITS_MAX)
     }
 
