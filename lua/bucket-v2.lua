@@ -255,11 +255,15 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return min(rate * (now_us - since_us), burst), 0
   end
 
+  -- Whether all that was spent before a view of this time is in it, or known to who spent it.
+  local function is_recent(viewed_us) return from_us > 0 and viewed_us >= from_us - REMEMBERED_US end
+
   -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. While a lane waits for all
   -- its nodes, the lowest of their claims tells the level.
-  local function first_record(quota, rate, burst, is_known)
+  -- The last of them may be that of a view at `told_viewed_us`.
+  local function first_record(quota, rate, burst, is_known, told_viewed_us)
     local level, until_us, previous, slots = burst, 0, 0, {}
-    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not is_lost then
+    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not is_lost and not is_recent(told_viewed_us) then
       local _, token, _, _, _, curve = unpack_numbers('<dddddd', quota, #MAGIC + 1)
       level, previous = empty_since(lost_us, curve, rate, token, burst, slots)
     end
@@ -296,7 +300,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
-  local function pass_time(viewed_us, curve, previous, slots, rate, token, burst, epoch_us, stamp_us, level, unleased,
+  local function pass_time(viewed_us, told_viewed_us, curve, previous, slots, rate, token, burst, epoch_us, stamp_us, level, unleased,
       after_silence, leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
     local is_windows, window_us = curve >= FIXED_WINDOW, window_of(rate, burst)
     if stamp_us > now_us + floor(burst / rate) + 1 then
@@ -363,12 +367,21 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       out0, out1, demand0, demand1 = 0, out0, 0, demand0
     end
     if is_windows then unleased = level - out0 - out1 end
-    local is_doubtful = stamp_us < lost_us or viewed_us > 0 and viewed_us < from_us - REMEMBERED_US
-    if is_doubtful and not is_lost and burst <= rate * EMPTY_AFTER_LOSS_US then
-      -- Once all nodes have told what they know, a record of an older state, or one that nodes have registered by old views
-      -- alone, had nothing at the loss: who spent since may know the key no more.
-      unleased = min(unleased, (empty_since(lost_us, curve, rate, token, burst, {})))
-      level = max(min(level, unleased + out0 + out1), -2^52)
+    if stamp_us < lost_us then viewed_us = 0 end
+    local is_doubtful = stamp_us < lost_us or viewed_us > 0
+    if is_doubtful and not is_lost and burst <= rate * EMPTY_AFTER_LOSS_US
+      and not is_recent(max(viewed_us, told_viewed_us)) then
+      -- Once all nodes have told what they know, a key that none of them knows by a recent view had nothing at the loss, beside
+      -- what is leased: who spent since may know it no more.
+      local flowed = empty_since(lost_us, curve, rate, token, burst, {})
+      if is_windows then
+        unleased = min(unleased, flowed)
+        level = max(min(level, unleased + out0 + out1), -2^52)
+      else
+        unleased = min(unleased, flowed - min((leased0 + leased1) * (now_us - lost_us), 2^52))
+        -- What is outstanding is the most that there can be, and may be less.
+        level = min(level, unleased)
+      end
     end
     if stamp_us < silent_until_us then after_silence = unleased end
     return previous, slots, until_us, level, unleased, after_silence,
@@ -628,7 +641,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       local is_known = rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0
         or has_claim and claim < burst
       record = call('TYPE', name).ok ~= 'none' and ''
-        or rare.first_record(quota, rate, burst, is_known and not restoring)
+        or rare.first_record(quota, rate, burst, is_known and not restoring, told_viewed_us)
     end
     local length = #record
     local tail = length - BUCKET_BYTES
@@ -636,7 +649,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       -- The rest is computed for nothing, and thrown away.
       refusal = pack(GRANT_FORMAT, FOREIGN, 0, 0, 0, 0, 0, 0, 0)
       rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
-      record = rare.first_record(quota, rate, burst, false)
+      record = rare.first_record(quota, rate, burst, false, 0)
       length = #record
     end
     local own, until_ms, birth_us, leased1, depth1, out1, demand1,
@@ -701,7 +714,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       end
       previous, slots, stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-        rare.pass_time(viewed_us, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
+        rare.pass_time(viewed_us, told_viewed_us, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
           level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       if not is_lost or before_us < lost_us then viewed_us = 0 end

@@ -166,7 +166,8 @@ impl Lane {
     pub(crate) fn has_reported_all(&self) -> bool {
         let reporting = self.flight.as_ref().is_some_and(|flight| !flight.slots.is_empty());
         let has_left = self.has_left || !self.is_known() || self.is_down();
-        self.accounts.len() == 0 && !reporting && has_left
+        let has_told_all = self.closed.unregistered().is_empty();
+        self.accounts.len() == 0 && has_told_all && !reporting && has_left
     }
 
     pub(crate) fn error(&self) -> Option<&StoreError> {
@@ -457,15 +458,15 @@ impl Lane {
         if now < self.calls.sendable_at {
             return;
         }
-        let (slots, mut entries) = self.collect_entries(now, context);
-        let room = ENTRIES_MAX - entries.len();
-        entries.extend(self.closed_entries(room, now, context));
+        // What is known of closed keys is told before anything is given to accounts that may know less of them.
+        let mut entries = self.closed_entries(now, context);
+        let of_closed = entries.len();
+        let slots = self.collect_entries(&mut entries, now, context);
         if entries.is_empty() && now < self.calls.heartbeat_at {
             return;
         }
         self.backlog.sent(self.accounts.has_due(now), now);
         self.sequence += 1;
-        let of_closed = entries.len() - slots.len();
         let header = self.header(&slots, of_closed, now, context);
         self.flight = Some(Flight::new(Request::new(header, entries), slots, now));
         self.silence.since = now;
@@ -474,18 +475,19 @@ impl Lane {
         self.attempt(now, context);
     }
 
-    /// The entries of the accounts that are due, and their slots.
+    /// Adds the entries of the accounts that are due, and returns their slots.
     fn collect_entries(
         &mut self,
+        entries: &mut Vec<Entry>,
         now: Timestamp,
         context: &mut Context,
-    ) -> (Vec<usize>, Vec<Entry>) {
-        let (mut slots, mut entries, mut newcomers) = (Vec::new(), Vec::new(), 0);
+    ) -> Vec<usize> {
+        let (mut slots, mut newcomers) = (Vec::new(), 0);
         if self.silence.is_returning {
-            return (slots, entries);
+            return slots;
         }
         let (leaving, is_recovering) = (self.leaving, self.may_be_recovering(now));
-        while let Some(slot) = self.accounts.next_due(slots.len(), newcomers, leaving, now) {
+        while let Some(slot) = self.accounts.next_due(entries.len(), newcomers, leaving, now) {
             if !self.reports(slot, now, context) {
                 continue;
             }
@@ -511,11 +513,11 @@ impl Lane {
             self.count_decisions(slot, context);
             slots.push(slot);
         }
-        (slots, entries)
+        slots
     }
 
-    /// The entries, `room` at most, of keys whose accounts are closed, and that the lane is still to be told of.
-    fn closed_entries(&self, room: usize, now: Timestamp, context: &Context) -> Vec<Entry> {
+    /// The entries of keys whose accounts are closed, and that the lane is still to be told of: half of a batch at most.
+    fn closed_entries(&self, now: Timestamp, context: &Context) -> Vec<Entry> {
         if self.silence.is_returning {
             return Vec::new();
         }
@@ -525,7 +527,7 @@ impl Lane {
             let window_span_us = if is_own { self.window_span_us(terms, now) } else { [0; 2] };
             Entry { window_span_us, ..entry }
         };
-        self.closed.unregistered().iter().take(room).map(entry).collect()
+        self.closed.unregistered().iter().take(ENTRIES_MAX / 2).map(entry).collect()
     }
 
     /// Whether the lane may still hear from nodes what they know of its keys.
@@ -579,7 +581,8 @@ impl Lane {
     ) -> Header {
         let reported = slots.iter().filter(|slot| self.accounts[**slot].is_owing()).count();
         let time = self.replies.time;
-        let leaving = self.leaving && self.accounts.len() == slots.len();
+        let has_told_all = self.closed.unregistered().len() == of_closed;
+        let leaving = self.leaving && self.accounts.len() == slots.len() && has_told_all;
         let names_limits = self.number == NAMING_LANE;
         let timings = &context.timings;
         let alive_us = ALIVE_US.max(2 * timings.silence_us);
@@ -600,8 +603,7 @@ impl Lane {
                 known_us: time.map_or(0, |time| time.time_us),
                 sent_us: time.map_or(0, |time| time.least(now)),
                 nodes: self.replies.nodes,
-                settled: self.accounts.sums.owing == reported
-                    && self.closed.unregistered().len() == of_closed,
+                settled: self.accounts.sums.owing == reported && has_told_all,
                 leaving,
             },
             limits: if names_limits {

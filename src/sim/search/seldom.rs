@@ -84,7 +84,7 @@ fn seldom(seed: u64, stories: Stories) -> Case {
         let tokens = scaled(&mut rng, 1.0, 500.0) as u64;
         let fill_us = scaled(&mut rng, 1e6, 6e7);
         let quota = Quota::new(tokens, Duration::from_micros(fill_us as u64));
-        let interval = Duration::from_millis(rng.u64(10..200));
+        let interval = Duration::from_millis(scaled(&mut rng, 10.0, 3000.0) as u64);
         case.setup.limit = Limit::new("search", quota).sync_interval(interval);
     }
     let outage = rng.choice([OutagePolicy::Closed, OutagePolicy::Share]).unwrap_or_default();

@@ -505,7 +505,9 @@ fn key_that_others_spent_long_ago_is_not_full_after_losses_of_memory() {
                     .chain(press(13_000 + after_ms, 16_000, 1))
                     .collect();
                 let mut world = World::new(setup.clone()).unwrap();
-                losses.iter().for_each(|loss| world.plan_fault(loss));
+                for loss in &losses {
+                    world.plan_fault(loss);
+                }
                 play(&mut world, &arrivals, 17 * SECOND_US);
                 let bound = crate::sim::faults::excess_bound(&losses, &setup);
                 let excess = world.judge.excess_tokens();

@@ -79,10 +79,10 @@ impl Key {
     pub(super) fn new(entry: &Entry, at: At<'_>) -> Self {
         let At { lane, caller, now_us } = at;
         let Scale { rate, burst, .. } = entry.scale;
-        // While a lane waits for all its nodes, the lowest of their claims is the level.
+        // While a lane waits for all its nodes, the lowest of their claims is the level. The last of them may be this one.
         let waits = lane.waits_after_loss(now_us);
         let quick = burst <= rate.saturating_mul(EMPTY_AFTER_LOSS_US);
-        let empty = lane.lost_us > 0 && quick && !waits;
+        let empty = lane.lost_us > 0 && quick && !waits && !lane.is_recent(entry.viewed_us());
         let mut slots = Slots::default();
         let (level, previous) = if empty {
             empty_since(&entry.scale, &mut slots, lane.lost_us, now_us)
@@ -133,7 +133,8 @@ impl Key {
     // ---- time --------------------------------------------------------------------------------
 
     /// Brings the record to `now_us`, ending leases whose epochs are over on the way.
-    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64) {
+    /// An entry of this moment may register it by a view of `viewed_us`.
+    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64, viewed_us: i64) {
         let fill_us = self.scale.burst / self.scale.rate + 1;
         if self.stamp_us > now_us.saturating_add(fill_us) {
             // The lane's time was lost with the lane. The level is kept; what was leased counts as
@@ -175,29 +176,38 @@ impl Key {
         if self.is_windows() {
             self.unleased = self.level - self.outstanding[0] - self.outstanding[1];
         }
-        self.doubt_level(lane, before_us, asked_us);
+        self.doubt_level(lane, before_us, asked_us, viewed_us);
         if before_us < lane.silent_until_us() {
             self.after_silence = self.unleased;
         }
     }
 
     /// The lane may have lost its memory since `before_us`, when the record was brought up to date last. Once all nodes have told what
-    /// they know, a quick key had nothing at the loss if the record is of before it, or if the views are old by which nodes have
-    /// registered it: who spent since may know the key no more.
-    fn doubt_level(&mut self, lane: &Lane, before_us: i64, now_us: i64) {
-        let (is_of_before, viewed_us) = (before_us < lane.lost_us, self.viewed_us);
-        if lane.waits_after_loss(now_us) {
-            self.viewed_us = if is_of_before { 0 } else { viewed_us };
+    /// they know, a quick key had nothing at the loss, beside what is leased, if none of them knows it by a recent view: who spent since may
+    /// know it no more. `told_us` is the view of an entry of this moment.
+    fn doubt_level(&mut self, lane: &Lane, before_us: i64, now_us: i64, told_us: i64) {
+        let is_of_before = before_us < lane.lost_us;
+        let viewed_us = if is_of_before { 0 } else { self.viewed_us };
+        self.viewed_us = if lane.waits_after_loss(now_us) { viewed_us } else { 0 };
+        let is_doubtful = is_of_before || viewed_us > 0;
+        if lane.waits_after_loss(now_us)
+            || !is_doubtful
+            || !self.is_quick()
+            || lane.is_recent(viewed_us.max(told_us))
+        {
             return;
         }
-        self.viewed_us = 0;
-        let is_doubtful = is_of_before || viewed_us > 0 && !lane.is_recent(viewed_us);
-        if is_doubtful && self.is_quick() {
-            let mut slots = Slots::default();
-            let (flowed, _) = empty_since(&self.scale, &mut slots, lane.lost_us, now_us);
+        let (mut slots, lost_us) = (Slots::default(), lane.lost_us);
+        let (flowed, _) = empty_since(&self.scale, &mut slots, lost_us, now_us);
+        if self.is_windows() {
             self.unleased = self.unleased.min(flowed);
             let found = self.unleased + self.outstanding[0] + self.outstanding[1];
             self.level = self.level.min(found).max(-NUMBER_MAX);
+        } else {
+            let leased = flow(0, self.leased[0] + self.leased[1], now_us - lost_us, NUMBER_MAX);
+            self.unleased = self.unleased.min(flowed - leased);
+            // What is outstanding is the most that there can be, and may be less.
+            self.level = self.level.min(self.unleased);
         }
     }
 
@@ -278,7 +288,7 @@ impl Key {
     pub(super) fn bring_to(&mut self, entry: &Entry, at: At<'_>) {
         let (before_us, ended_us) = (self.stamp_us, self.window_ends_us);
         self.open_window(entry.window_span_us, at.now_us);
-        self.advance(at.lane, at.now_us);
+        self.advance(at.lane, at.now_us, entry.viewed_us());
         self.pass_beyond(before_us, ended_us);
     }
 

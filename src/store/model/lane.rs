@@ -24,7 +24,7 @@ pub(crate) enum Reason {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recovery {
     pub(crate) reason: Reason,
-    /// When the silence began; after a loss, the latest time of the lane before it that a node has told of.
+    /// When the silence began; after a loss, until a silence, the latest time of the lane before it that a node has told of.
     pub(crate) from_us: i64,
     /// When the loss was found, or the silence was over.
     pub(crate) since_us: i64,
@@ -143,7 +143,7 @@ impl Lane {
 
     /// Whether all that was spent before a view of this time is in it, or known to who spent it.
     pub(super) fn is_recent(&self, viewed_us: i64) -> bool {
-        viewed_us >= self.recovery.from_us - REMEMBERED_US
+        self.recovery.from_us > 0 && viewed_us >= self.recovery.from_us - REMEMBERED_US
     }
 
     /// The lane has lost its memory: it waits for the nodes that the caller knows of.

@@ -143,6 +143,10 @@ impl AgreedQuota {
         self.own
     }
 
+    pub(super) fn version(&self) -> i64 {
+        self.version
+    }
+
     /// The quota as the store has it.
     pub(super) fn stored(&self) -> Scale {
         self.stored

@@ -5,19 +5,22 @@ use std::sync::Arc;
 use super::Account;
 use super::level::Level;
 use crate::limit::Terms;
-use crate::quota::Scale;
-use crate::sync::message::{Claim, Entry};
+use crate::quota::{Scale, converted};
+use crate::sync::message::Entry;
 use crate::time::Timestamp;
 
-/// A key whose account is closed, as it is told to a store that has lost it.
+/// A key whose account is closed.
 #[derive(Debug)]
 pub(crate) struct ClosedKey {
-    /// Registers the key anew, without a claim.
-    entry: Entry,
-    /// In the units of the store. `None` if the store has come to hold the key with another quota.
-    level: Option<Level>,
+    limit_name: Arc<str>,
+    key: Arc<[u8]>,
     /// The limit's number.
     pub(crate) limit: u32,
+    /// As the store had it, with the level in its units.
+    scale: Scale,
+    version: i64,
+    epoch_us: i64,
+    level: Level,
 }
 
 impl Account {
@@ -25,36 +28,41 @@ impl Account {
     /// may spend on credit of a key that it does not know, or where what was spent has come back.
     pub(crate) fn closed_key(
         &self,
-        limit: &Arc<str>,
+        limit_name: &Arc<str>,
         terms: &Terms,
         now: Timestamp,
     ) -> Option<ClosedKey> {
-        let (level, stored) = (self.level_in_store(), self.stored_scale());
+        let (level, scale) = (self.level_in_store(), self.stored_scale());
         let is_on_credit = self.history.mean_cost <= terms.credit.known.into();
-        let is_full = level.estimate(now, &stored).is_none_or(|units| units >= stored.burst);
+        let is_full = level.estimate(now, &scale).is_none_or(|units| units >= scale.burst);
         if is_full || is_on_credit && self.history.is_seen_for_the_first_time() {
             return None;
         }
-        let (limit, key) = (limit.clone(), self.key.clone());
-        let silent = Entry::silent(limit, key, self.scale, terms.epoch_us as i64);
-        let entry = Entry { restore: true, ..self.quota.in_stored_units(silent) };
-        Some(ClosedKey { entry, level: Some(level), limit: self.limit() })
+        Some(ClosedKey {
+            limit_name: limit_name.clone(),
+            key: self.key.clone(),
+            limit: self.limit(),
+            scale,
+            version: self.quota.version(),
+            epoch_us: terms.epoch_us as i64,
+            level,
+        })
     }
 }
 
 impl ClosedKey {
     /// The entry that registers the key at `now`.
     pub(crate) fn entry(&self, now: Timestamp) -> Entry {
-        let claim = match &self.level {
-            Some(level) => level.claim(now, &self.entry.scale),
-            // How much there can be of that quota is not known here.
-            None => Some(Claim { unleased: 0, previous: 0, viewed_us: 0 }),
-        };
-        Entry { claim, ..self.entry.clone() }
+        let claim = self.level.claim(now, &self.scale);
+        let (limit, key) = (self.limit_name.clone(), self.key.clone());
+        let silent = Entry::silent(limit, key, self.scale, self.epoch_us);
+        Entry { version: self.version, restore: true, claim, ..silent }
     }
 
-    /// The store holds the key with another quota.
-    pub(crate) fn follow(&mut self, version: i64, stored: Scale) {
-        (self.entry.version, self.entry.scale, self.level) = (version, stored, None);
+    /// The store holds the key with another quota: of that there are as many tokens.
+    pub(crate) fn follow(&mut self, version: i64, scale: Scale) {
+        let token = self.scale.token;
+        self.level = self.level.with_units(|units| converted(units, token, scale.token));
+        (self.version, self.scale) = (version, scale);
     }
 }

@@ -87,6 +87,8 @@ impl Account {
         self.spending.unsent.spent += i64::from(held);
         self.spending.unsent.debt += i64::from(tokens - held);
         self.spending.owes |= tokens > held;
+        // What the key has spent is more than its only request cost.
+        self.history.is_expected_to_return = true;
     }
 
     /// Gives tokens of a request back. `decided` is when this node decided it; `None` if another node may have. Tokens that no report

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::sync::message::Request;
+use crate::sync::message::{Entry, Request};
 use crate::time::Timestamp;
 
 /// This many attempts at one batch may still be answered.
@@ -13,7 +13,7 @@ const ATTEMPTS_MAX: usize = 16;
 #[derive(Debug)]
 pub(super) struct Flight {
     pub(super) request: Arc<Request>,
-    /// The accounts of its entries, in the same order.
+    /// The accounts of its last entries, in the same order. Before them are those of keys whose accounts are closed.
     pub(super) slots: Vec<usize>,
     pub(super) first_sent: Timestamp,
     /// The number of each attempt, and when it was sent; the last one last.
@@ -42,6 +42,16 @@ impl Flight {
     pub(super) fn new(request: Request, slots: Vec<usize>, now: Timestamp) -> Self {
         let (attempts, next) = (VecDeque::new(), Next::Resend { at: now });
         Self { request: Arc::new(request), slots, first_sent: now, attempts, next }
+    }
+
+    /// How many of the entries are of keys whose accounts are closed.
+    pub(super) fn of_closed(&self) -> usize {
+        self.request.entries.len() - self.slots.len()
+    }
+
+    /// The entries of accounts.
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.request.entries[self.of_closed()..]
     }
 
     /// Notes an attempt that is sent now.

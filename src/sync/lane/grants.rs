@@ -13,7 +13,7 @@ use crate::sync::message::{Entry, Given, Grant, Incarnation, Withheld};
 use crate::time::Timestamp;
 
 impl Lane {
-    /// The store's answer about one key of the batch.
+    /// The store's answer about one account of the batch.
     pub(super) fn granted(
         &mut self,
         flight: &Flight,
@@ -22,7 +22,7 @@ impl Lane {
         now: Timestamp,
         context: &mut Context,
     ) {
-        let (slot, entry) = (flight.slots[index], &flight.request.entries[index]);
+        let (slot, entry) = (flight.slots[index], &flight.entries()[index]);
         match grant {
             Grant::Given(given) => {
                 let account = &self.accounts[slot];
@@ -162,7 +162,7 @@ impl Lane {
         self.incarnation = incarnation;
         self.sequence = 0;
         self.naming.restart(now);
-        for (slot, entry) in flight.slots.iter().zip(&flight.request.entries) {
+        for (slot, entry) in flight.slots.iter().zip(flight.entries()) {
             self.accounts.change(*slot, |account| account.revoke(entry));
         }
         for slot in self.accounts.slots(|_| true) {

@@ -41,7 +41,7 @@ impl Lane {
                 self.incarnation = Some(reply.incarnation);
                 self.has_left = flight.request.knowledge.leaving;
                 self.take_counts(reply, wait_us > 0, now, context);
-                let (of_accounts, of_closed) = grants.split_at(flight.slots.len());
+                let (of_closed, of_accounts) = grants.split_at(flight.of_closed());
                 for (index, grant) in of_accounts.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }
