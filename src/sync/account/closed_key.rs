@@ -51,6 +51,13 @@ impl Account {
 }
 
 impl ClosedKey {
+    #[cfg(test)]
+    pub(crate) fn of(scale: Scale) -> Self {
+        let (limit_name, key) = ("limit".into(), b"key"[..].into());
+        let level = Level::new(None, scale.rate);
+        Self { limit_name, key, limit: 0, scale, version: 0, epoch_us: 1, level }
+    }
+
     /// The entry that registers the key at `now`.
     pub(crate) fn entry(&self, now: Timestamp) -> Entry {
         let claim = self.level.claim(now, &self.scale);

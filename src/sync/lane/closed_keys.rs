@@ -57,3 +57,44 @@ impl ClosedKeys {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::{Curve, Scale};
+    use crate::time::Timestamp;
+
+    const SCALE: Scale =
+        Scale { rate: 10, token: 1_000_000, burst: 100_000_000, curve: Curve::Refill };
+
+    fn kept(closed: &ClosedKeys) -> usize {
+        closed.kept.len()
+    }
+
+    #[test]
+    fn closed_key_is_forgotten_four_seconds_of_the_lane_later() {
+        let mut closed = ClosedKeys::default();
+        closed.keep(ClosedKey::of(SCALE), 1_000_000);
+        closed.keep(ClosedKey::of(SCALE), 2_000_000);
+        for (heard_us, left) in [(4_999_999, 2), (5_000_000, 1), (5_999_999, 1), (6_000_000, 0)] {
+            closed.forget(heard_us);
+            assert_eq!(kept(&closed), left, "at {heard_us}");
+        }
+    }
+
+    #[test]
+    fn closed_keys_are_told_once_and_remembered_from_then_on() {
+        let mut closed = ClosedKeys::default();
+        (0..3).for_each(|_| closed.keep(ClosedKey::of(SCALE), 1_000_000));
+        closed.register_all();
+        assert_eq!((kept(&closed), closed.unregistered().len()), (0, 3));
+
+        let other = Scale { token: 2_000_000, burst: 20_000_000, ..SCALE };
+        let refused = Grant::OtherQuota { version: 7, scale: other };
+        closed.registered(&[Grant::Foreign, refused], 9_000_000);
+        assert_eq!((kept(&closed), closed.unregistered().len()), (0, 2));
+        let versions: Vec<_> =
+            closed.unregistered().iter().map(|key| key.entry(Timestamp::ZERO).version).collect();
+        assert_eq!(versions, [0, 7], "it comes again with the quota that the store holds");
+    }
+}
