@@ -38,31 +38,6 @@ fn key_that_a_node_spent_before_a_loss_of_memory_is_not_full_after_its_account_i
     }
 }
 
-/// They are told in several batches, and before their node is given anything of accounts that it opened after the loss.
-#[test]
-fn hundreds_of_keys_that_a_node_spent_before_a_loss_of_memory_are_not_full_after_it() {
-    let limit = Limit::new("bucket", Quota::new(47, Duration::from_secs(44))).credit(1);
-    for (keys, lost_ms) in [(100, 900), (600, 900), (600, 1100), (1500, 1500)] {
-        let setup = Setup { form: Form::Async, ..audited(limit.clone(), 3, 1) };
-        let lost_us = 12 * SECOND_US + lost_ms * 1000;
-        let each = |node, from_us: u64, cost: u32| {
-            (0..keys).map(move |key| Arrival {
-                key,
-                ..request(from_us + 300 * u64::from(key), node, cost)
-            })
-        };
-        let mut arrivals: Vec<_> = each(1, 11_500_000, 1)
-            .chain(each(0, 11_800_000, 40))
-            .chain((0..40).flat_map(|turn| {
-                (0..2).flat_map(move |node| each(node, lost_us + 5_000 + 20_000 * turn, 1))
-            }))
-            .collect();
-        arrivals.sort_by_key(|arrival| arrival.at_us);
-        let (excess, bound) = excess_after_a_loss(&setup, &arrivals, lost_us);
-        assert!(excess <= bound + 1e-9, "{keys} keys, {lost_ms} ms: {excess} of {bound}");
-    }
-}
-
 /// Each node told of a token that it did not hold; what was given back of these was admitted in excess.
 #[test]
 fn window_that_nodes_register_anew_has_no_more_tokens_than_they_hold() {
