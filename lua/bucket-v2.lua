@@ -255,15 +255,15 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return min(rate * (now_us - since_us), burst), 0
   end
 
-  -- Whether all that was spent before a view of this time is in it, or known to who spent it.
+  -- Whether all that was spent before the loss is in a view of this time, or still known to the node that spent it.
   local function is_recent(viewed_us) return from_us > 0 and viewed_us >= from_us - REMEMBERED_US end
 
   -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. While a lane waits for all
   -- its nodes, the lowest of their claims tells the level.
-  -- The last of them may be that of a view at `told_viewed_us`.
-  local function first_record(quota, rate, burst, is_known, told_viewed_us)
+  -- The last of them may be that of a view at `entry_viewed_us`.
+  local function first_record(quota, rate, burst, is_known, entry_viewed_us)
     local level, until_us, previous, slots = burst, 0, 0, {}
-    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not is_lost and not is_recent(told_viewed_us) then
+    if lost_us > 0 and burst <= rate * EMPTY_AFTER_LOSS_US and not is_lost and not is_recent(entry_viewed_us) then
       local _, token, _, _, _, curve = unpack_numbers('<dddddd', quota, #MAGIC + 1)
       level, previous = empty_since(lost_us, curve, rate, token, burst, slots)
     end
@@ -291,6 +291,23 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return found
   end
 
+  -- The level, and what can be leased, of a record of a state before the loss, or of one that nodes have registered since, by a
+  -- view of `viewed_us` at most. Once all nodes have told what they know, a quick key had nothing at the loss, beside what is
+  -- leased, if none of them knows it by a recent view: who spent since may know it no more.
+  local function doubt_level(viewed_us, entry_viewed_us, curve, rate, token, burst, level, unleased, leased, out)
+    if is_lost or burst > rate * EMPTY_AFTER_LOSS_US or is_recent(max(viewed_us, entry_viewed_us)) then
+      return level, unleased
+    end
+    local flowed = empty_since(lost_us, curve, rate, token, burst, {})
+    if curve >= FIXED_WINDOW then
+      unleased = min(unleased, flowed)
+      return max(min(level, unleased + out), -2^52), unleased
+    end
+    unleased = min(unleased, flowed - min(leased * (now_us - lost_us), 2^52))
+    -- What is outstanding is the most that there can be, and may be less.
+    return min(level, unleased), unleased
+  end
+
   -- Ends a lease: what was outstanding counts as spent, and what was spent ahead is owed.
   local function end_lease(level, unleased, out)
     if out > 0 then
@@ -300,7 +317,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- Brings a bucket from `stamp_us` to now, ending leases whose epochs are over on the way.
-  local function pass_time(viewed_us, told_viewed_us, curve, previous, slots, rate, token, burst, epoch_us, stamp_us, level, unleased,
+  local function pass_time(viewed_us, entry_viewed_us, curve, previous, slots, rate, token, burst, epoch_us, stamp_us, level, unleased,
       after_silence, leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
     local is_windows, window_us = curve >= FIXED_WINDOW, window_of(rate, burst)
     if stamp_us > now_us + floor(burst / rate) + 1 then
@@ -367,21 +384,9 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       out0, out1, demand0, demand1 = 0, out0, 0, demand0
     end
     if is_windows then unleased = level - out0 - out1 end
-    if stamp_us < lost_us then viewed_us = 0 end
-    local is_doubtful = stamp_us < lost_us or viewed_us > 0
-    if is_doubtful and not is_lost and burst <= rate * EMPTY_AFTER_LOSS_US
-      and not is_recent(max(viewed_us, told_viewed_us)) then
-      -- Once all nodes have told what they know, a key that none of them knows by a recent view had nothing at the loss, beside
-      -- what is leased: who spent since may know it no more.
-      local flowed = empty_since(lost_us, curve, rate, token, burst, {})
-      if is_windows then
-        unleased = min(unleased, flowed)
-        level = max(min(level, unleased + out0 + out1), -2^52)
-      else
-        unleased = min(unleased, flowed - min((leased0 + leased1) * (now_us - lost_us), 2^52))
-        -- What is outstanding is the most that there can be, and may be less.
-        level = min(level, unleased)
-      end
+    if stamp_us < lost_us or viewed_us > 0 then
+      level, unleased = doubt_level(stamp_us < lost_us and 0 or viewed_us, entry_viewed_us, curve, rate, token, burst,
+        level, unleased, leased0 + leased1, out0 + out1)
     end
     if stamp_us < silent_until_us then after_silence = unleased end
     return previous, slots, until_us, level, unleased, after_silence,
@@ -544,8 +549,8 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
   -- QUOTA_BYTES + 6 * 8.
   local TAIL_FORMAT, TAIL_AT, WHOLE_AT = '<dddddddd', '98', '0'
   local GRANT_FORMAT, TIMED_GRANT_FORMAT = '<Bddddddd', '<Bdddddddddd'
-  -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest, 8 resets the key, 16 is followed, last, by
-  -- what its claim says was charged in the window before, 32 is followed, behind that, by the time of its claim's view.
+  -- Flags of an entry: 1 registers anew, 2 has a claim, 4 is followed by its rest, 8 resets the key, 16 is followed by
+  -- what its claim says was charged in the window before, 32, behind that, by the time of its claim's view.
   local RESTORE, CLAIM, REST, RESET, CLAIM_PREVIOUS, VIEWED = 1, 2, 4, 8, 16, 32
   -- What a grant says. TIMED is added where its times are not those of the batch, LOST where the entry
   -- showed that the record had been lost, WITHHELD where the lane gives less than it has,
@@ -593,7 +598,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     local refunded, refunded_from_us, window_begins_us, window_ends_us = 0, 0, 0, 0
     local unspent, unspent_given_us, taken_before, claimed_previous = 0, 0, 0, 0
     local restoring, has_claim, fresh, refusal, whole_changed = false, true, false, nil, false
-    local has_refill_ended, is_reset, told_viewed_us = false, false, 0
+    local has_refill_ended, is_reset, entry_viewed_us = false, false, 0
     at = next_at
     if flags ~= CLAIM then
       restoring, has_claim, is_reset = flags % 2 >= RESTORE, flags % 4 >= CLAIM, flags % 16 >= RESET
@@ -610,7 +615,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
             unpack_numbers(REST_FORMAT, batch, at)
       end
       if has_previous then claimed_previous, at = unpack_numbers(NUMBER_FORMAT, batch, at) end
-      if has_view then told_viewed_us, at = unpack_numbers(NUMBER_FORMAT, batch, at) end
+      if has_view then entry_viewed_us, at = unpack_numbers(NUMBER_FORMAT, batch, at) end
     end
     if quotas[number] ~= terms then
       terms = quotas[number]
@@ -641,7 +646,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       local is_known = rate_before > 0 or held_depth + back_depth > 0 or held_out ~= 0
         or has_claim and claim < burst
       record = call('TYPE', name).ok ~= 'none' and ''
-        or rare.first_record(quota, rate, burst, is_known and not restoring, told_viewed_us)
+        or rare.first_record(quota, rate, burst, is_known and not restoring, entry_viewed_us)
     end
     local length = #record
     local tail = length - BUCKET_BYTES
@@ -714,7 +719,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
       end
       previous, slots, stamp_us, level, unleased, after_silence,
         leased0, leased1, depth0, depth1, out0, out1, demand0, demand1 =
-        rare.pass_time(viewed_us, told_viewed_us, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
+        rare.pass_time(viewed_us, entry_viewed_us, own_curve, previous, slots, own_rate, own_token, own_burst, epoch_us, stamp_us,
           level, unleased, after_silence,
           leased0, leased1, depth0, depth1, out0, out1, demand0, demand1)
       if not is_lost or before_us < lost_us then viewed_us = 0 end
@@ -1045,7 +1050,7 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     end
 
     if is_lost and lost_us > 0 then
-      viewed_us, whole_changed = max(viewed_us, told_viewed_us, 1), true
+      viewed_us, whole_changed = max(viewed_us, entry_viewed_us, 1), true
       recovering_until_us = -viewed_us
     end
 

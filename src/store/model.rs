@@ -278,7 +278,7 @@ impl Model {
             lane.incarnation = Incarnation::new(&request.instance, birth_us);
             lane.lose(request, now_us);
         }
-        lane.hear_of_before(request);
+        lane.note_heard_before(request);
         lane.recovery.expected = lane.recovery.expected.max(natural(request.knowledge.nodes));
         let answer = lane.reply(now_us, BatchVerdict::Reborn);
         self.lanes.insert(request.lane, lane);

@@ -97,7 +97,7 @@ pub(crate) struct Cluster {
     pub(crate) round_trip_us: u64,
     /// How long reports that were due waited for room in a batch of late, in microseconds.
     pub(crate) backlog_us: u64,
-    /// The lane's time in the last one, 0 if there was none.
+    /// The lane's time in the last reply; 0 if there was none.
     pub(crate) time_us: i64,
 }
 

@@ -166,7 +166,7 @@ impl Lane {
     pub(crate) fn has_reported_all(&self) -> bool {
         let reporting = self.flight.as_ref().is_some_and(|flight| !flight.slots.is_empty());
         let has_left = self.has_left || !self.is_known() || self.is_down();
-        let has_told_all = self.closed.unregistered().is_empty();
+        let has_told_all = self.closed.to_tell().is_empty();
         self.accounts.len() == 0 && has_told_all && !reporting && has_left
     }
 
@@ -317,8 +317,13 @@ impl Lane {
     fn cluster(&self, nodes: i64, terms: &Terms) -> Cluster {
         // What is asked for beyond the life of a lease would be lost with it.
         let backlog_us = self.backlog.recent_us.min(terms.epoch_us);
-        let time_us = self.replies.time.map_or(0, |time| time.time_us);
-        Cluster { nodes, round_trip_us: self.trips.recent_us, backlog_us, time_us }
+        let (round_trip_us, time_us) = (self.trips.recent_us, self.heard_us());
+        Cluster { nodes, round_trip_us, backlog_us, time_us }
+    }
+
+    /// The lane's time in the last reply; 0 if there was none.
+    fn heard_us(&self) -> i64 {
+        self.replies.time.map_or(0, |time| time.time_us)
     }
 
     fn close(&mut self, slot: usize, context: &mut Context) {
@@ -391,7 +396,7 @@ impl Lane {
     pub(crate) fn timeout(&self) -> Timestamp {
         let next = match &self.flight {
             Some(flight) => flight.next.at().min(self.silence.run_by()),
-            None if !self.closed.unregistered().is_empty() => self.calls.sendable_at,
+            None if !self.closed.to_tell().is_empty() => self.calls.sendable_at,
             None => self.accounts.due_at().min(self.calls.heartbeat_at).max(self.calls.sendable_at),
         };
         next.min(self.accounts.ends_at()).min(self.policies.from)
@@ -460,14 +465,14 @@ impl Lane {
         }
         // What is known of closed keys is told before anything is given to accounts that may know less of them.
         let mut entries = self.closed_entries(now, context);
-        let of_closed = entries.len();
+        let closed_count = entries.len();
         let slots = self.collect_entries(&mut entries, now, context);
         if entries.is_empty() && now < self.calls.heartbeat_at {
             return;
         }
         self.backlog.sent(self.accounts.has_due(now), now);
         self.sequence += 1;
-        let header = self.header(&slots, of_closed, now, context);
+        let header = self.header(&slots, closed_count, now, context);
         self.flight = Some(Flight::new(Request::new(header, entries), slots, now));
         self.silence.since = now;
         self.calls.sendable_at = now.plus_micros(BATCH_GAP_US);
@@ -527,7 +532,7 @@ impl Lane {
             let window_span_us = if is_own { self.window_span_us(terms, now) } else { [0; 2] };
             Entry { window_span_us, ..entry }
         };
-        self.closed.unregistered().iter().take(ENTRIES_MAX / 2).map(entry).collect()
+        self.closed.to_tell().iter().take(ENTRIES_MAX / 2).map(entry).collect()
     }
 
     /// Whether the lane may still hear from nodes what they know of its keys.
@@ -552,11 +557,12 @@ impl Lane {
             if self.accounts[slot].due() > now {
                 return false;
             }
-        } else if self.accounts.change(slot, |account| account.try_close(now, &terms)) {
+        } else if self.closed.has_room()
+            && self.accounts.change(slot, |account| account.try_close(now, &terms))
+        {
             let limit = context.limit_name(self.accounts[slot].limit());
-            let time_us = self.replies.time.map_or(0, |time| time.time_us);
             if let Some(key) = self.accounts[slot].closed_key(&limit, &terms, now) {
-                self.closed.keep(key, time_us);
+                self.closed.remember(key, self.heard_us());
             }
             self.close(slot, context);
             return false;
@@ -575,14 +581,14 @@ impl Lane {
     fn header(
         &self,
         slots: &[usize],
-        of_closed: usize,
+        closed_count: usize,
         now: Timestamp,
         context: &Context,
     ) -> Header {
         let reported = slots.iter().filter(|slot| self.accounts[**slot].is_owing()).count();
         let time = self.replies.time;
-        let has_told_all = self.closed.unregistered().len() == of_closed;
-        let leaving = self.leaving && self.accounts.len() == slots.len() && has_told_all;
+        let tells_all = self.closed.to_tell().len() == closed_count;
+        let leaving = self.leaving && self.accounts.len() == slots.len() && tells_all;
         let names_limits = self.number == NAMING_LANE;
         let timings = &context.timings;
         let alive_us = ALIVE_US.max(2 * timings.silence_us);
@@ -600,10 +606,10 @@ impl Lane {
                 limit_alive_us: (alive_us + 2 * pass_us(context)) as i64,
             },
             knowledge: Knowledge {
-                known_us: time.map_or(0, |time| time.time_us),
+                known_us: self.heard_us(),
                 sent_us: time.map_or(0, |time| time.least(now)),
                 nodes: self.replies.nodes,
-                settled: self.accounts.sums.owing == reported && has_told_all,
+                settled: self.accounts.sums.owing == reported && tells_all,
                 leaving,
             },
             limits: if names_limits {

@@ -18,8 +18,8 @@ pub(crate) use reply::{BatchVerdict, Given, Grant, Receipt, Reply, Withheld};
 pub(crate) const WIRE_VERSION: u32 = 2;
 /// The most keys in one batch, so that one call mostly takes the store less than a millisecond.
 pub(crate) const ENTRIES_MAX: usize = 128;
-/// How long a node remembers a key whose account it has closed, by the lane's time: what it spent before is in every view that is later
-/// than that before the lane loses its memory.
+/// How long a node remembers a key whose account it has closed, by the lane's time. After a loss of memory, a view that is at most so
+/// much older than the last time that any node heard before has all that nodes have forgotten.
 pub(crate) const REMEMBERED_US: i64 = 4_000_000;
 /// The largest magnitude of any number on the wire.
 const WIRE_MAX: i64 = 1 << 53;
@@ -119,7 +119,7 @@ pub(crate) struct Claim {
     pub unleased: i64,
     /// Units charged in the window before the one now, if windows slide.
     pub previous: i64,
-    /// The lane's time of the view that tells it; 0 unless the entry registers the key anew.
+    /// The lane's time of the last view of which nothing was withheld; 0 if there was none. Sent where the key is registered anew.
     pub viewed_us: i64,
 }
 
@@ -316,7 +316,7 @@ const FLAG_CLAIM: u8 = 2;
 /// The rest of the entry follows: it is not all zeros.
 const FLAG_REST: u8 = 4;
 const FLAG_RESET: u8 = 8;
-/// Last follows what the claim says was charged in the window before: it is not 0.
+/// What the claim says was charged in the window before follows: it is not 0.
 const FLAG_PREVIOUS: u8 = 16;
 /// Behind that follows the lane's time of the claim's view: it is not 0.
 const FLAG_VIEWED: u8 = 32;
@@ -391,7 +391,7 @@ pub(crate) fn natural(number: i64) -> i64 {
 
 impl Entry {
     /// An entry that says nothing of its key.
-    pub(crate) fn silent(limit: Arc<str>, key: Arc<[u8]>, scale: Scale, epoch_us: i64) -> Self {
+    pub(crate) fn blank(limit: Arc<str>, key: Arc<[u8]>, scale: Scale, epoch_us: i64) -> Self {
         Self {
             limit,
             key,

@@ -433,7 +433,7 @@ fn credit_while_lost(quota: (u64, u64), seed: u64) -> Case {
     play.over(12)
 }
 
-/// What a loss of memory brings back though all nodes report: a slow key of which no node has an account, or credit.
+/// What a loss of memory brings back though all nodes report: a slow key that no node knows any more, or credit.
 fn loss_heard(quota: (u64, u64), seed: u64) -> Case {
     match quota {
         (1000, _) => loss_of_debt(quota, seed),
@@ -497,7 +497,7 @@ fn nearest(term: &Term, quota: (u64, u64), seeds: Range<u64>) -> (f64, f64, u64)
 }
 
 /// The most that a class can come to, where docs/ACCURACY.md shows that it is less than the bound: outside of a flood of new keys, nodes
-/// know for a second what they spent on credit, and in that second it is repaid.
+/// know for longer what they spent on credit than it takes to be repaid.
 fn reachable(term: &Term, quota: (u64, u64), bound: f64) -> f64 {
     let is_repaid = (term.name, quota) == ("loss of memory, all heard", (1000, 1000));
     if is_repaid { bound / 2.0 } else { bound }

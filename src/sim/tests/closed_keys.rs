@@ -3,7 +3,7 @@
 use super::*;
 use crate::algorithm::{FixedWindow, SlidingLog, SlidingWindow};
 
-/// The excess of a run with such a loss, without credit, and its bound.
+/// The excess of a run with such a loss, and its bound.
 fn excess_after_a_loss(setup: &Setup, arrivals: &[Arrival], lost_us: u64) -> (f64, f64) {
     let loss = at(lost_us, Fault::StoreForgets);
     let mut world = World::new(setup.clone()).unwrap();

@@ -474,7 +474,7 @@ fn sliding_window_gives_nothing_back_twice_after_a_loss_of_memory() {
     }
 }
 
-/// The only node that registers a key asked for it long before others spent it, and says that it is full: 79 of 100 token
+/// The only node that registers a key asked for it long before others spent it, and says that it is full: 79 of 100 tokens were
 /// admitted again. The store may forget again before it has heard of all nodes.
 #[test]
 fn key_that_others_spent_long_ago_is_not_full_after_losses_of_memory() {

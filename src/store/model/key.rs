@@ -14,7 +14,7 @@ pub(crate) const SUM_MAX: i64 = 1 << 53;
 /// when less than the second is left, so that few writes have to move it.
 pub(super) const RECORD_MARGIN_MS: i64 = 45_000;
 const RECORD_MARGIN_LEAST_MS: i64 = 20_000;
-/// Keys that no node registers after a loss of memory start empty if their bucket fills within this.
+/// Keys that no node registers by a recent view after a loss of memory start empty if their bucket fills within this.
 const EMPTY_AFTER_LOSS_US: i64 = 60_000_000;
 /// One key's record. Index 0 is the lease epoch of the stamp, index 1 the one before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,8 +133,8 @@ impl Key {
     // ---- time --------------------------------------------------------------------------------
 
     /// Brings the record to `now_us`, ending leases whose epochs are over on the way.
-    /// An entry of this moment may register it by a view of `viewed_us`.
-    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64, viewed_us: i64) {
+    /// An entry of this moment may register it by a view of `entry_viewed_us`.
+    pub(super) fn advance(&mut self, lane: &Lane, now_us: i64, entry_viewed_us: i64) {
         let fill_us = self.scale.burst / self.scale.rate + 1;
         if self.stamp_us > now_us.saturating_add(fill_us) {
             // The lane's time was lost with the lane. The level is kept; what was leased counts as
@@ -150,7 +150,7 @@ impl Key {
             self.slots.no_later_than(&self.scale, now_us);
             self.stamp_us = now_us;
         }
-        let asked_us = now_us;
+        let call_us = now_us;
         let (now_us, before_us) = (now_us.max(self.stamp_us), self.stamp_us);
         let (mut at_us, began) = (before_us, self.epoch());
         // What was spent of a lease was spent before it ended: not in a window that begins then.
@@ -176,7 +176,7 @@ impl Key {
         if self.is_windows() {
             self.unleased = self.level - self.outstanding[0] - self.outstanding[1];
         }
-        self.doubt_level(lane, before_us, asked_us, viewed_us);
+        self.doubt_level(lane, before_us, call_us, entry_viewed_us);
         if before_us < lane.silent_until_us() {
             self.after_silence = self.unleased;
         }
@@ -184,8 +184,8 @@ impl Key {
 
     /// The lane may have lost its memory since `before_us`, when the record was brought up to date last. Once all nodes have told what
     /// they know, a quick key had nothing at the loss, beside what is leased, if none of them knows it by a recent view: who spent since may
-    /// know it no more. `told_us` is the view of an entry of this moment.
-    fn doubt_level(&mut self, lane: &Lane, before_us: i64, now_us: i64, told_us: i64) {
+    /// know it no more. An entry of this moment may register it by a view of `entry_viewed_us`.
+    fn doubt_level(&mut self, lane: &Lane, before_us: i64, now_us: i64, entry_viewed_us: i64) {
         let is_of_before = before_us < lane.lost_us;
         let viewed_us = if is_of_before { 0 } else { self.viewed_us };
         self.viewed_us = if lane.waits_after_loss(now_us) { viewed_us } else { 0 };
@@ -193,7 +193,7 @@ impl Key {
         if lane.waits_after_loss(now_us)
             || !is_doubtful
             || !self.is_quick()
-            || lane.is_recent(viewed_us.max(told_us))
+            || lane.is_recent(viewed_us.max(entry_viewed_us))
         {
             return;
         }
@@ -309,8 +309,8 @@ impl Key {
             self.recovering_until_us = at.now_us + at.caller.recovery_us;
             lost = true;
         }
-        let viewed_us = entry.held.stamp_us;
-        if self.recovering_until_us > at.now_us && viewed_us > 0 && viewed_us < self.birth_us {
+        let held_us = entry.held.stamp_us;
+        if self.recovering_until_us > at.now_us && held_us > 0 && held_us < self.birth_us {
             // Once all nodes have reported what they hold, there is none to wait for.
             self.heard += 1;
             if self.heard >= at.caller.nodes {

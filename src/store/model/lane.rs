@@ -133,15 +133,15 @@ impl Lane {
         }
     }
 
-    /// A node that does not know the lane's life tells of the last time that it heard.
-    pub(super) fn hear_of_before(&mut self, request: &Request) {
+    /// A node that is told of the loss tells which time of the lane it heard last.
+    pub(super) fn note_heard_before(&mut self, request: &Request) {
         if self.lost_us > 0 && self.recovery.reason != Reason::Silence {
             let known_us = natural(request.knowledge.known_us);
             self.recovery.from_us = self.recovery.from_us.max(known_us);
         }
     }
 
-    /// Whether all that was spent before a view of this time is in it, or known to who spent it.
+    /// Whether all that was spent before the loss is in a view of this time, or still known to the node that spent it.
     pub(super) fn is_recent(&self, viewed_us: i64) -> bool {
         self.recovery.from_us > 0 && viewed_us >= self.recovery.from_us - REMEMBERED_US
     }

@@ -24,8 +24,8 @@ pub(crate) struct ClosedKey {
 }
 
 impl Account {
-    /// What is to be remembered of the key, whose account is closed at `now`: nothing where no more would be forgotten than a node
-    /// may spend on credit of a key that it does not know, or where what was spent has come back.
+    /// What is to be remembered of the key, whose account is closed at `now`: nothing where nothing was charged or all has come back, or
+    /// where no more would be forgotten than a node may spend on credit of a key that it does not know.
     pub(crate) fn closed_key(
         &self,
         limit_name: &Arc<str>,
@@ -35,7 +35,8 @@ impl Account {
         let (level, scale) = (self.level_in_store(), self.stored_scale());
         let is_on_credit = self.history.mean_cost <= terms.credit.known.into();
         let is_full = level.estimate(now, &scale).is_none_or(|units| units >= scale.burst);
-        if is_full || is_on_credit && self.history.is_seen_for_the_first_time() {
+        let is_stranger = is_on_credit && self.history.is_seen_for_the_first_time();
+        if !self.history.has_charged || is_full || is_stranger {
             return None;
         }
         Some(ClosedKey {
@@ -62,8 +63,8 @@ impl ClosedKey {
     pub(crate) fn entry(&self, now: Timestamp) -> Entry {
         let claim = self.level.claim(now, &self.scale);
         let (limit, key) = (self.limit_name.clone(), self.key.clone());
-        let silent = Entry::silent(limit, key, self.scale, self.epoch_us);
-        Entry { version: self.version, restore: true, claim, ..silent }
+        let blank = Entry::blank(limit, key, self.scale, self.epoch_us);
+        Entry { version: self.version, restore: true, claim, ..blank }
     }
 
     /// The store holds the key with another quota: of that there are as many tokens.

@@ -31,6 +31,8 @@ pub(super) struct History {
     pub(super) mean_cost: u64,
     /// A caller has waited for the store.
     pub(super) caller_has_waited: bool,
+    /// A report has told of tokens that were spent.
+    pub(super) has_charged: bool,
 }
 
 impl History {
@@ -44,6 +46,7 @@ impl History {
             largest_denied: 0,
             mean_cost: 1,
             caller_has_waited: false,
+            has_charged: false,
         }
     }
 

@@ -78,6 +78,7 @@ impl Account {
         tokens: u32,
     ) -> Entry {
         let unsent = std::mem::take(&mut self.spending.unsent);
+        self.history.has_charged |= unsent.spent + unsent.debt + unsent.allowed > 0;
         let restore = self.lease.restore;
         Entry {
             limit: limit.clone(),

@@ -103,7 +103,7 @@ impl Lane {
 
     fn synced(&self, flight: &Flight, error: Option<StoreError>, now: Timestamp) -> Event {
         let took = Duration::from_micros(now.micros_since(flight.first_sent));
-        Event::Synced { lane: self.number, keys: flight.slots.len(), took, error }
+        Event::Synced { lane: self.number, keys: flight.request.entries.len(), took, error }
     }
 
     /// The outcome of the attempt under way is unknown: the same bytes are sent again, later.

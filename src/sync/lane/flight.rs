@@ -45,13 +45,13 @@ impl Flight {
     }
 
     /// How many of the entries are of keys whose accounts are closed.
-    pub(super) fn of_closed(&self) -> usize {
+    pub(super) fn closed_count(&self) -> usize {
         self.request.entries.len() - self.slots.len()
     }
 
     /// The entries of accounts.
     pub(super) fn entries(&self) -> &[Entry] {
-        &self.request.entries[self.of_closed()..]
+        &self.request.entries[self.closed_count()..]
     }
 
     /// Notes an attempt that is sent now.

@@ -41,11 +41,11 @@ impl Lane {
                 self.incarnation = Some(reply.incarnation);
                 self.has_left = flight.request.knowledge.leaving;
                 self.take_counts(reply, wait_us > 0, now, context);
-                let (of_closed, of_accounts) = grants.split_at(flight.of_closed());
+                let (of_closed, of_accounts) = grants.split_at(flight.closed_count());
                 for (index, grant) in of_accounts.iter().enumerate() {
                     self.granted(flight, index, grant, now, context);
                 }
-                self.closed.registered(of_closed, reply.time_us);
+                self.closed.told(of_closed, reply.time_us);
                 self.closed.forget(reply.time_us);
             }
             BatchVerdict::Reborn => {
@@ -53,7 +53,7 @@ impl Lane {
                 context.memory_lost(now);
                 self.trouble.lost_memory(now);
                 self.restart(Some(reply.incarnation), flight, now);
-                self.closed.register_all();
+                self.closed.tell_all();
             }
             BatchVerdict::Cloned | BatchVerdict::Stale => {
                 self.instance = context.draw_instance();

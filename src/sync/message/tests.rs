@@ -20,7 +20,7 @@ fn given() -> impl Strategy<Value = Grant> {
 impl Entry {
     /// An entry that says nothing.
     pub(crate) fn empty(scale: Scale) -> Self {
-        Self::silent("limit".into(), b"key"[..].into(), scale, 1)
+        Self::blank("limit".into(), b"key"[..].into(), scale, 1)
     }
 }
 
