@@ -256,7 +256,8 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   end
 
   -- Whether all that was spent before the loss is in a view of this time, or still known to the node that spent it.
-  local function is_recent(viewed_us) return from_us > 0 and viewed_us >= from_us - REMEMBERED_US end
+  -- 1 stands for no view.
+  local function is_recent(viewed_us) return viewed_us > 1 and from_us > 0 and viewed_us >= from_us - REMEMBERED_US end
 
   -- The record of a bucket that is not in the store. `is_known`: the node knows that it was. While a lane waits for all
   -- its nodes, the lowest of their claims tells the level.
@@ -291,21 +292,13 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
     return found
   end
 
-  -- The level, and what can be leased, of a record of a state before the loss, or of one that nodes have registered since, by a
-  -- view of `viewed_us` at most. Once all nodes have told what they know, a quick key had nothing at the loss, beside what is
-  -- leased, if none of them knows it by a recent view: who spent since may know it no more.
-  local function doubt_level(viewed_us, entry_viewed_us, curve, rate, token, burst, level, unleased, leased, out)
-    if is_lost or burst > rate * EMPTY_AFTER_LOSS_US or is_recent(max(viewed_us, entry_viewed_us)) then
-      return level, unleased
-    end
+  -- What can be leased at most of a key that nodes have registered by a view of `viewed_us` at most since the loss, or not at all
+  -- (0): if it is quick and that view is old, it had nothing at the loss beside what is leased. Who spent since the view may know it
+  -- no more. `leased` flows to nodes out of a token bucket's refill.
+  local function most_in_doubt(viewed_us, curve, rate, token, burst, leased)
+    if burst > rate * EMPTY_AFTER_LOSS_US or is_recent(viewed_us) then return 2^53 end
     local flowed = empty_since(lost_us, curve, rate, token, burst, {})
-    if curve >= FIXED_WINDOW then
-      unleased = min(unleased, flowed)
-      return max(min(level, unleased + out), -2^52), unleased
-    end
-    unleased = min(unleased, flowed - min(leased * (now_us - lost_us), 2^52))
-    -- What is outstanding is the most that there can be, and may be less.
-    return min(level, unleased), unleased
+    return curve >= FIXED_WINDOW and flowed or flowed - min(leased * (now_us - lost_us), 2^52)
   end
 
   -- Ends a lease: what was outstanding counts as spent, and what was spent ahead is owed.
@@ -384,9 +377,15 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
       out0, out1, demand0, demand1 = 0, out0, 0, demand0
     end
     if is_windows then unleased = level - out0 - out1 end
-    if stamp_us < lost_us or viewed_us > 0 then
-      level, unleased = doubt_level(stamp_us < lost_us and 0 or viewed_us, entry_viewed_us, curve, rate, token, burst,
-        level, unleased, leased0 + leased1, out0 + out1)
+    if (stamp_us < lost_us or viewed_us > 0) and not is_lost then
+      -- All nodes have told what they know.
+      local newest_us = max(stamp_us < lost_us and 0 or viewed_us, entry_viewed_us)
+      local most = most_in_doubt(newest_us, curve, rate, token, burst, leased0 + leased1)
+      if most < 2^53 then
+        unleased = min(unleased, most)
+        -- What is outstanding of a token bucket is the most that there can be, and may be less.
+        level = max(min(level, is_windows and unleased + out0 + out1 or unleased), -2^52)
+      end
     end
     if stamp_us < silent_until_us then after_silence = unleased end
     return previous, slots, until_us, level, unleased, after_silence,
@@ -513,7 +512,7 @@ local function seldom(now_us, recovery_us, is_returning, silent_until_us, lost_u
   return { first_record = first_record, record_now = record_now, pass_time = pass_time, is_ours = is_ours,
     adopt = adopt, pass_beyond = pass_beyond, lowest_level = lowest_level, reserve = reserve, logs = logs, slope = slope,
     window_ends_us = window_ends_us, counted = counted, charge_window_before = charge_window_before, open_window = open_window,
-    refund = refund, join_charges = join_charges }
+    refund = refund, join_charges = join_charges, most_in_doubt = most_in_doubt }
 end
 
 ---------------------------------------------------------------------------------------------------
@@ -1052,6 +1051,9 @@ local function apply_all(batch, at, count, quota_count, more, found, parts, now_
     if is_lost and lost_us > 0 then
       viewed_us, whole_changed = max(viewed_us, entry_viewed_us, 1), true
       recovering_until_us = -viewed_us
+      rare = rare or seldom(now_us, recovery_us, is_returning, silent_until_us, lost_us, is_lost, expected, ...)
+      available = min(available, rare.most_in_doubt(viewed_us, curve, rate, token, burst, leased0 + leased1))
+      whole = min(whole, available + out0 + out1)
     end
 
     if refusal then

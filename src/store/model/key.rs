@@ -5,7 +5,7 @@ use crate::sync::message::{
     CREDIT_TOKENS, Claim, DEBT_US, Entry, Given, NUMBER_MAX, outstanding_least,
 };
 
-use super::lane::{Caller, Lane};
+use super::lane::{Caller, Lane, NO_VIEW_US};
 use super::log::Slots;
 
 /// No sum that is kept counts for more: Lua's doubles hold every integer up to here.
@@ -31,7 +31,7 @@ pub(crate) struct Key {
     /// Nothing is granted until then, because the record was lost; 0 if it never was.
     pub(crate) recovering_until_us: i64,
     /// The lane lost its memory, and waits for its nodes, or has not dealt with the key since: the newest view by which a node has
-    /// registered the key, in the lane's time, or 1. Else 0.
+    /// registered the key, in the lane's time, or [`NO_VIEW_US`]. Else 0.
     pub(crate) viewed_us: i64,
     /// Nodes that had a view of the lost record and have reported since.
     pub(crate) heard: i64,
@@ -182,41 +182,55 @@ impl Key {
         }
     }
 
-    /// The lane may have lost its memory since `before_us`, when the record was brought up to date last. Once all nodes have told what
-    /// they know, a quick key had nothing at the loss, beside what is leased, if none of them knows it by a recent view: who spent since may
-    /// know it no more. An entry of this moment may register it by a view of `entry_viewed_us`.
+    /// The lane may have lost its memory since `before_us`, when the record was brought up to date last. When all nodes have told what
+    /// they know, it is decided how much there can be. An entry of this moment may register the key by a view of `entry_viewed_us`.
     fn doubt_level(&mut self, lane: &Lane, before_us: i64, now_us: i64, entry_viewed_us: i64) {
         let is_of_before = before_us < lane.lost_us;
         let viewed_us = if is_of_before { 0 } else { self.viewed_us };
-        self.viewed_us = if lane.waits_after_loss(now_us) { viewed_us } else { 0 };
-        let is_doubtful = is_of_before || viewed_us > 0;
-        if lane.waits_after_loss(now_us)
-            || !is_doubtful
-            || !self.is_quick()
-            || lane.is_recent(viewed_us.max(entry_viewed_us))
-        {
+        if lane.waits_after_loss(now_us) {
+            self.viewed_us = viewed_us;
             return;
+        }
+        self.viewed_us = 0;
+        if !is_of_before && viewed_us == 0 {
+            return;
+        }
+        if let Some(most) = self.most_in_doubt(lane, viewed_us.max(entry_viewed_us), now_us) {
+            self.unleased = self.unleased.min(most);
+            // What is outstanding of a token bucket is the most that there can be, and may be less.
+            let outstanding = if self.is_windows() { self.outstanding } else { [0; 2] };
+            let found = self.unleased + outstanding[0] + outstanding[1];
+            self.level = self.level.min(found).max(-NUMBER_MAX);
+        }
+    }
+
+    /// What can be leased at most of a key that nodes have registered by a view of `viewed_us` at most since the loss, or not at all (0):
+    /// if it is quick and that view is old, it had nothing at the loss beside what is leased. Who spent since the view may know it
+    /// no more.
+    fn most_in_doubt(&self, lane: &Lane, viewed_us: i64, now_us: i64) -> Option<i64> {
+        if !self.is_quick() || lane.is_recent(viewed_us) {
+            return None;
         }
         let (mut slots, lost_us) = (Slots::default(), lane.lost_us);
         let (flowed, _) = empty_since(&self.scale, &mut slots, lost_us, now_us);
         if self.is_windows() {
-            self.unleased = self.unleased.min(flowed);
-            let found = self.unleased + self.outstanding[0] + self.outstanding[1];
-            self.level = self.level.min(found).max(-NUMBER_MAX);
-        } else {
-            let leased = flow(0, self.leased[0] + self.leased[1], now_us - lost_us, NUMBER_MAX);
-            self.unleased = self.unleased.min(flowed - leased);
-            // What is outstanding is the most that there can be, and may be less.
-            self.level = self.level.min(self.unleased);
+            return Some(flowed);
         }
+        Some(flowed - flow(0, self.leased[0] + self.leased[1], now_us - lost_us, NUMBER_MAX))
     }
 
-    /// While the lane waits for all its nodes, notes by which view the entry registers the key, if it does.
-    fn note_view(&mut self, entry: &Entry, lane: &Lane, now_us: i64) {
-        if lane.lost_us > 0 && lane.waits_after_loss(now_us) {
-            self.viewed_us = self.viewed_us.max(entry.viewed_us()).max(1);
-            self.recovering_until_us = 0;
+    /// While the lane waits for all its nodes, notes by which view the entry registers the key, if it does, and tells no more than there
+    /// can be by the views so far.
+    fn note_view(&mut self, entry: &Entry, given: Given, at: At<'_>) -> Given {
+        if at.lane.lost_us == 0 || !at.lane.waits_after_loss(at.now_us) {
+            return given;
         }
+        self.viewed_us = self.viewed_us.max(entry.viewed_us()).max(NO_VIEW_US);
+        self.recovering_until_us = 0;
+        let most = self.most_in_doubt(at.lane, self.viewed_us, at.now_us).unwrap_or(SUM_MAX);
+        let available = given.available.min(most);
+        let level = given.level.min(available + self.outstanding[0] + self.outstanding[1]);
+        Given { available, level, ..given }
     }
 
     /// Whether the bucket fills soon enough to start empty after a loss.
@@ -323,7 +337,7 @@ impl Key {
             self.slots.settle(&self.scale, self.level, self.stamp_us);
         }
         let given = self.grant(entry, void, at);
-        self.note_view(entry, at.lane, at.now_us);
+        let given = self.note_view(entry, given, at);
         Given { lost, ..given }
     }
 

@@ -6,6 +6,8 @@ use crate::sync::message::{BatchVerdict, Incarnation, REMEMBERED_US, Reply, Requ
 const LANE_KEEP_MS: i64 = 24 * 3600 * 1000;
 /// The longest silence that a node asked for holds for this long.
 const TIMES_US: i64 = 60_000_000;
+/// A record that was touched since the loss, and that no node has registered by a view, has this for the view's time.
+pub(super) const NO_VIEW_US: i64 = 1;
 /// No lane waits longer for what its nodes know.
 const WAIT_MAX_US: i64 = 30_000_000;
 
@@ -143,7 +145,8 @@ impl Lane {
 
     /// Whether all that was spent before the loss is in a view of this time, or still known to the node that spent it.
     pub(super) fn is_recent(&self, viewed_us: i64) -> bool {
-        self.recovery.from_us > 0 && viewed_us >= self.recovery.from_us - REMEMBERED_US
+        let from_us = self.recovery.from_us;
+        viewed_us > NO_VIEW_US && from_us > 0 && viewed_us >= from_us - REMEMBERED_US
     }
 
     /// The lane has lost its memory: it waits for the nodes that the caller knows of.
