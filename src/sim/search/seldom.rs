@@ -106,11 +106,11 @@ fn keys_that_were_spent_a_moment_before_keep_the_bound_after_losses_of_memory() 
     assert_holds("moments, losses of memory", |seed| seldom(seed, moments));
 }
 
-/// A node had closed its account of what it spent (19 tokens beyond the bound, and 2); nodes held one token less than they told of a window
-/// (1, and 1); and in a new window the store gave away what nodes held of the one before (17).
+/// A node had closed its account of what it had spent (412: 13 tokens beyond the bound). Nodes told of a token of a window that they did not
+/// hold (13203: 1). In a new window the store leased what nodes held of the one before (40969: 17; and 42548: 1, while it was mended).
 #[test]
 fn seldom_asked_keys_that_once_broke_the_bound_keep_it() {
-    let cases = [412, 7438, 42_548, 40_969].map(|seed| seldom(seed, moments));
+    let cases = [412, 42_548, 40_969].map(|seed| seldom(seed, moments));
     for case in cases.into_iter().chain([seldom(13_203, stories)]) {
         let verdict = case.run();
         assert!(!verdict.is_broken(), "{verdict:?}\n{:?}", case.setup);

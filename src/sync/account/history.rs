@@ -21,7 +21,7 @@ pub(super) struct History {
     pub(super) opened: Timestamp,
     /// The age of the view that the bucket had then, in microseconds.
     view_age_us: Option<u64>,
-    /// The account was not opened in a flood of new keys.
+    /// The account was not opened in a flood of new keys, or more was charged than its only request cost.
     pub(super) is_expected_to_return: bool,
     pub(super) requests: u64,
     pub(super) last_request: Timestamp,
