@@ -20,7 +20,7 @@ pub fn run(
     faults: &[Planned],
     seconds: f64,
 ) -> Result<Outcome, ConfigError> {
-    let mut world = World::new(setup.clone())?;
+    let mut world = World::for_arrivals(setup.clone(), arrivals)?;
     for planned in faults {
         world.plan_fault(planned);
     }

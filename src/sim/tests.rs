@@ -45,11 +45,12 @@ fn lived(setup: &Setup, scenario: Scenario, seconds: f64, faults: &[Planned]) ->
 
 /// A world that has lived through a load on one key.
 fn lived_under(setup: &Setup, load: &Workload, faults: &[Planned]) -> World {
-    let mut world = World::new(setup.clone()).unwrap();
+    let arrivals = load.arrivals();
+    let mut world = World::for_arrivals(setup.clone(), &arrivals).unwrap();
     for planned in faults {
         world.plan_fault(planned);
     }
-    play(&mut world, &load.arrivals(), (load.seconds * 1e6) as u64);
+    play(&mut world, &arrivals, (load.seconds * 1e6) as u64);
     world
 }
 

@@ -12,7 +12,7 @@ use super::judge::Judge;
 use super::setup::{Form, Setup, Traffic};
 use super::store::SimulatedStore;
 use super::workload::Arrival;
-use crate::bucket::{Ask, BucketRef, NewKey, Notification, Room, Urgency, Verdict};
+use crate::bucket::{Ask, BucketRef, NewKey, Notification, OVERFLOW, Room, Urgency, Verdict};
 use crate::driver::touched;
 use crate::error::ConfigError;
 use crate::limit::{DEFAULT_MAX_NODES, Limit, Terms};
@@ -57,6 +57,8 @@ pub(super) struct World {
     /// Where every spent token is, for audits.
     pub(super) ledger: Ledger,
     setup: Setup,
+    /// Keys for which each node has room.
+    max_keys: usize,
     timeline: Timeline,
     tickets: u64,
     rng: fastrand::Rng,
@@ -75,19 +77,29 @@ struct Told {
 
 /// The world begins here, so that no timestamp is 0.
 const BEGIN_US: u64 = 10_000_000;
+/// Keys for which a node has room at least: what it has is written over when it starts, and most runs are short.
+const FEW_KEYS: usize = 1000;
 /// The nodes have met the store by then.
 const MEET_US: u64 = 60_000_000;
 
 impl World {
-    /// A world in which the nodes have met the store; its load begins now.
+    /// A world in which the nodes have met the store; its load begins now, and has few keys.
+    #[cfg(test)]
     pub(super) fn new(setup: Setup) -> Result<Self, ConfigError> {
-        let mut world = Self::unmet(setup)?;
+        Self::for_arrivals(setup, &[])
+    }
+
+    /// A world in which the nodes have met the store, with twice the room that the keys of `arrivals` need.
+    pub(super) fn for_arrivals(setup: Setup, arrivals: &[Arrival]) -> Result<Self, ConfigError> {
+        let last = arrivals.iter().map(|arrival| arrival.key as usize + 1).max();
+        let keys = arrivals.len().min(last.unwrap_or(0));
+        let mut world = Self::unmet(setup, (2 * keys).max(FEW_KEYS))?;
         world.meet();
         Ok(world)
     }
 
-    /// A world in which nodes and store are new to each other; its load may begin now.
-    pub(super) fn unmet(setup: Setup) -> Result<Self, ConfigError> {
+    /// A world in which nodes and store are new to each other, with room for so many keys; its load may begin now.
+    pub(super) fn unmet(setup: Setup, max_keys: usize) -> Result<Self, ConfigError> {
         for limit in setup.limits_of(0).chain(&setup.newer) {
             limit.validate_hybrid(DEFAULT_MAX_NODES)?;
         }
@@ -107,6 +119,7 @@ impl World {
             timeline: Timeline::default(),
             rng: fastrand::Rng::with_seed(setup.seed ^ 0x7469_6465),
             tickets: 0,
+            max_keys,
             setup,
         };
         for place in 0..world.setup.nodes {
@@ -181,7 +194,14 @@ impl World {
             BEGIN_US + self.rng.u64(0..1_000_000_000),
             self.rng.i64(-error..=error),
         );
-        self.nodes.push(Node::new(config, (terms, slots), clock, place, self.now_us));
+        self.nodes.push(Node::new(
+            config,
+            (terms, slots),
+            clock,
+            place,
+            self.max_keys,
+            self.now_us,
+        ));
         self.places[usize::from(place)] = index;
         let now = clock.now(self.now_us);
         self.nodes[index].engine.handle(now, Input::Timeout);
@@ -313,6 +333,7 @@ impl World {
             return self.ask_for_slot(KeyAt { node: index, limit, key }, cost);
         }
         let place = buckets.find_or_insert(&name, NewKey::with_credit(first), Room::Any).place;
+        debug_assert_ne!(place, OVERFLOW, "room for {} keys is too little", self.max_keys);
         let bucket = BucketRef::new(buckets, place);
         let can_wait = self.setup.form == Form::Async;
         let result = bucket

@@ -150,7 +150,7 @@ fn keys_that_are_asked_for_once_cost_little_more_than_one_sync_in_a_flood() {
     let setup = audited(api(100, 100), 4, 1);
     let once = |key| Arrival { at_us: u64::from(key) * 100, node: key as u16 % 4, key, cost: 1 };
     let offered: Vec<Arrival> = (0..20_000).map(once).collect();
-    let mut world = World::new(setup).unwrap();
+    let mut world = World::for_arrivals(setup, &offered).unwrap();
     play(&mut world, &offered, 4 * SECOND_US);
     assert!(
         (20_000..=30_000).contains(&world.traffic.keys_synced),
@@ -247,7 +247,7 @@ fn store_that_is_back_is_asked_once_or_twice_by_each_lane() {
 #[test]
 fn new_store_that_waits_for_older_nodes_lets_credit_be_spent_meanwhile() {
     let setup = audited(api(100, 100), 4, 1);
-    let mut world = World::unmet(setup).unwrap();
+    let mut world = World::unmet(setup, 1000).unwrap();
     let offered: Vec<Arrival> =
         (0..40).map(|index| request(index * 10_000, (index % 4) as u16, 1)).collect();
     play(&mut world, &offered, 400_000);

@@ -14,8 +14,6 @@ use crate::time::Timestamp;
 
 /// Keys are not chosen to collide here: any numbers will do.
 const SEEDS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xbf58_476d_1ce4_e5b9];
-/// Keys that a node holds at most.
-const KEYS_MAX: usize = 2_000_000;
 /// Notifications for which a node has room at first.
 const NOTIFICATIONS: usize = 1024;
 
@@ -70,9 +68,10 @@ impl Node {
         (terms, slots): (Vec<Terms>, Vec<Option<NodeSlots>>),
         clock: NodeClock,
         place: u16,
+        max_keys: usize,
         now_us: u64,
     ) -> Self {
-        let budget = Arc::new(KeyBudget::new(KEYS_MAX, 1));
+        let budget = Arc::new(KeyBudget::new(max_keys, 1));
         let table = |limit| {
             let table = Table::new(limit, KeyHasher::new(SEEDS), budget.clone(), 0);
             // Memory that is made up as it is written to; a world without any cannot go on.
