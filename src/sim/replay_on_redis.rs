@@ -55,7 +55,7 @@ fn lived(seed: u64) -> World {
     for arrival in &mut arrivals {
         arrival.cost = if rng.u32(0..10) == 0 { rng.u32(1..=burst.min(5) as u32) } else { 1 };
     }
-    let mut world = World::new(setup).unwrap();
+    let mut world = World::recorded(setup).unwrap();
     world.plan_fault(&Planned { at_us: 3_000_000, fault: Fault::StoreForgets });
     for _ in 0..FAULTS {
         let at_us = rng.u64(0..(SECONDS * 1e6) as u64);
@@ -104,7 +104,8 @@ impl Stage {
     /// Plays a run again, and counts its verdicts.
     fn play_again(&mut self, world: &World, run: &str, verdicts: &mut BTreeMap<&str, usize>) {
         self.forget();
-        for (number, call) in world.calls.iter().enumerate() {
+        let calls = world.calls.as_deref().expect("a recorded world");
+        for (number, call) in calls.iter().enumerate() {
             match call {
                 StoreCall::Forgets => self.forget(),
                 StoreCall::Sync { request, time_us, reply } => {
@@ -116,7 +117,7 @@ impl Stage {
                 }
             }
         }
-        self.compare_all(&world.calls);
+        self.compare_all(calls);
     }
 
     /// Redis holds what the model holds, and nothing else but the clock.
@@ -164,7 +165,7 @@ fn outage_from_which_a_node_does_not_come_back_is_the_same_in_model_and_script()
             seconds: SECONDS,
             seed: 1,
         };
-        let mut world = World::new(setup).unwrap();
+        let mut world = World::recorded(setup).unwrap();
         world.plan_fault(&Planned {
             at_us: 1_000_000,
             fault: Fault::StoreGone { for_us: 3_000_000 },

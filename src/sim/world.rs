@@ -46,9 +46,9 @@ pub(super) struct World {
     pub(super) store: SimulatedStore,
     /// Every decision, if the setup says so.
     pub(super) decided: Vec<Decided>,
-    /// Every call of the store, likewise.
+    /// Every call of the store, if they are recorded.
     #[cfg(all(test, feature = "redis"))]
-    pub(super) calls: Vec<StoreCall>,
+    pub(super) calls: Option<Vec<StoreCall>>,
     /// Of the first limit.
     pub(super) judge: Judge,
     /// Of the others.
@@ -89,6 +89,15 @@ impl World {
         Self::for_arrivals(setup, &[])
     }
 
+    /// The same, in which every call of the store is recorded.
+    #[cfg(all(test, feature = "redis"))]
+    pub(super) fn recorded(setup: Setup) -> Result<Self, ConfigError> {
+        let mut world = Self::unmet(setup, FEW_KEYS)?;
+        world.calls = Some(Vec::new());
+        world.meet();
+        Ok(world)
+    }
+
     /// A world in which the nodes have met the store, with twice the room that the keys of `arrivals` need.
     pub(super) fn for_arrivals(setup: Setup, arrivals: &[Arrival]) -> Result<Self, ConfigError> {
         let last = arrivals.iter().map(|arrival| arrival.key as usize + 1).max();
@@ -111,7 +120,7 @@ impl World {
             store: SimulatedStore::new(setup.service),
             decided: Vec::new(),
             #[cfg(all(test, feature = "redis"))]
-            calls: Vec::new(),
+            calls: None,
             judge: Judge::new(1.0, 1.0),
             other_judges: Vec::new(),
             traffic: Traffic::default(),

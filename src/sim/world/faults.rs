@@ -68,7 +68,7 @@ impl World {
             Fault::StoreStalls { for_us } => self.store.stall(now_us + for_us),
             Fault::StoreForgets => {
                 #[cfg(all(test, feature = "redis"))]
-                self.calls.push(StoreCall::Forgets);
+                self.calls.iter_mut().for_each(|calls| calls.push(StoreCall::Forgets));
                 self.store.forget();
                 self.ledger.is_store_forgetful = true;
             }

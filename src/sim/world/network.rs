@@ -105,10 +105,10 @@ impl World {
         let resent = self.store.is_resent(request);
         let reply = self.store.sync(request, self.now_us);
         #[cfg(all(test, feature = "redis"))]
-        if self.setup.audit {
+        if let Some(calls) = &mut self.calls {
             let (request, reply) = (request.clone(), reply.clone());
             let time_us = self.store.clock_us(self.now_us);
-            self.calls.push(StoreCall::Sync { request, time_us, reply });
+            calls.push(StoreCall::Sync { request, time_us, reply });
         }
         if !resent && let BatchVerdict::Applied(grants) = &reply.verdict {
             self.traffic.store_useful_us += service_us;
