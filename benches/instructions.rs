@@ -28,7 +28,7 @@ const ROUNDS: usize = 20;
 /// also where the driver has not renewed it since: on a busy machine 100 tokens sometimes left fewer than 20.
 const COST_BEFORE: u32 = 4000;
 /// Limiters that are asked.
-const TIMES: usize = 6;
+const TIMES: usize = 8;
 const LEASED_WITHIN: Duration = Duration::from_secs(60);
 
 /// Denied decisions of all rounds.

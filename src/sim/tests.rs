@@ -460,3 +460,23 @@ fn node_and_store_reckon_what_is_lent_alike_after_a_restore_that_travelled_long(
         assert!(later >= 0.98 * 50_000.0, "seed {seed}: {later} in 5 s");
     }
 }
+
+/// Each limit has the keys that leave its place when divided by ten: all limits a tenth of them, or the last one all.
+#[test]
+fn nodes_have_room_for_each_key_of_each_limit() {
+    let limit = |place| Limit::new(format!("limit-{place}"), Quota::per_second(10));
+    let setup = Setup { others: (1..10).map(limit).collect(), ..Setup::new(limit(0), 1, 1) };
+    for step in [1, 10] {
+        let arrivals: Vec<Arrival> = (0..30_000)
+            .map(|index| Arrival {
+                at_us: index * 20,
+                node: 0,
+                key: index as u32 * step + 9,
+                cost: 1,
+            })
+            .collect();
+        let outcome = run(&setup, &arrivals, &[], 1.0).unwrap();
+        // A key for which there is no room would end the run.
+        assert_eq!(outcome.figures.admitted, if step == 1 { 3000 } else { 0 });
+    }
+}

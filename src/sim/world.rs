@@ -57,7 +57,7 @@ pub(super) struct World {
     /// Where every spent token is, for audits.
     pub(super) ledger: Ledger,
     setup: Setup,
-    /// Keys for which each node has room.
+    /// Keys of each limit for which each node has room.
     max_keys: usize,
     timeline: Timeline,
     tickets: u64,
@@ -98,11 +98,11 @@ impl World {
         Ok(world)
     }
 
-    /// A world in which the nodes have met the store, with twice the room that the keys of `arrivals` need.
+    /// A world in which the nodes have met the store, with room for the keys of `arrivals`.
     pub(super) fn for_arrivals(setup: Setup, arrivals: &[Arrival]) -> Result<Self, ConfigError> {
         let last = arrivals.iter().map(|arrival| arrival.key as usize + 1).max();
         let keys = arrivals.len().min(last.unwrap_or(0));
-        let mut world = Self::unmet(setup, (2 * keys).max(FEW_KEYS))?;
+        let mut world = Self::unmet(setup, keys.max(FEW_KEYS))?;
         world.meet();
         Ok(world)
     }
@@ -342,7 +342,7 @@ impl World {
             return self.ask_for_slot(KeyAt { node: index, limit, key }, cost);
         }
         let place = buckets.find_or_insert(&name, NewKey::with_credit(first), Room::Any).place;
-        debug_assert_ne!(place, OVERFLOW, "room for {} keys is too little", self.max_keys);
+        assert_ne!(place, OVERFLOW, "no room for more than {} keys", self.max_keys);
         let bucket = BucketRef::new(buckets, place);
         let can_wait = self.setup.form == Form::Async;
         let result = bucket

@@ -221,8 +221,9 @@ fn log_file(directory: &Path) -> PathBuf {
 
 /// A port that nobody listens on now, and that no other server of this process is given soon.
 fn free_port() -> u16 {
-    // Test programs that run side by side start at different places.
-    let first = (std::process::id() % u32::from(PORTS_MAX)) as u16;
+    // Test programs that run side by side have numbers side by side, and start far apart: a server that is started again may
+    // find its port taken otherwise.
+    let first = (u64::from(std::process::id()) * 7919 % u64::from(PORTS_MAX)) as u16;
     for _ in 0..PORTS_MAX {
         let tried = PORTS_TRIED.fetch_add(1, Ordering::Relaxed);
         let offset = (u32::from(first) + u32::from(tried)) % u32::from(PORTS_MAX);

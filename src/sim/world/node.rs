@@ -71,11 +71,12 @@ impl Node {
         max_keys: usize,
         now_us: u64,
     ) -> Self {
-        let budget = Arc::new(KeyBudget::new(max_keys, 1));
+        let limits = terms.len();
+        let budget = Arc::new(KeyBudget::new(2 * max_keys * limits, limits));
         let table = |limit| {
             let table = Table::new(limit, KeyHasher::new(SEEDS), budget.clone(), 0);
             // Memory that is made up as it is written to; a world without any cannot go on.
-            Arc::new(table.expect("memory for few keys"))
+            Arc::new(table.expect("memory for the keys of a run"))
         };
         Self {
             engine: Engine::new(config, clock.now(now_us)),
