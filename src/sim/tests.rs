@@ -461,7 +461,7 @@ fn node_and_store_reckon_what_is_lent_alike_after_a_restore_that_travelled_long(
     }
 }
 
-/// Each limit has the keys that leave its place when divided by ten: all limits a tenth of them, or the last one all.
+/// The last digit of a key names its limit. First each limit has a tenth of the keys; then the last limit has all.
 #[test]
 fn nodes_have_room_for_each_key_of_each_limit() {
     let limit = |place| Limit::new(format!("limit-{place}"), Quota::per_second(10));

@@ -77,7 +77,8 @@ struct Told {
 
 /// The world begins here, so that no timestamp is 0.
 const BEGIN_US: u64 = 10_000_000;
-/// Keys for which a node has room at least: what it has is written over when it starts, and most runs are short.
+/// A node has room for so many keys at least. Its tables are written over when it starts, so short runs are quick where
+/// they are small.
 const FEW_KEYS: usize = 1000;
 /// The nodes have met the store by then.
 const MEET_US: u64 = 60_000_000;
