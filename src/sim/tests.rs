@@ -18,6 +18,8 @@ mod closed_keys;
 mod earlier_protocol;
 mod far;
 mod faults;
+
+mod lost_tokens;
 mod slots;
 
 const SECOND_US: u64 = 1_000_000;

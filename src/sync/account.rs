@@ -46,6 +46,8 @@ mod reply;
 mod reporting;
 mod reporting_times;
 mod resets;
+#[cfg(test)]
+mod samples;
 mod schedule;
 mod settling;
 mod spending;
@@ -267,7 +269,8 @@ impl Account {
 
     /// What the lane's queues and sums are to have of the account.
     pub(crate) fn agenda(&self) -> Agenda {
-        let due = self.schedule.due.min(self.arrivals.probe_at());
+        let probe_at = self.schedule.probe_at().min(self.arrivals.probe_at());
+        let due = self.schedule.due.min(probe_at);
         let due = if self.schedule.is_reporting { Timestamp::NEVER } else { due };
         let (due, newcomer_due) =
             if self.is_newcomer() { (Timestamp::NEVER, due) } else { (due, Timestamp::NEVER) };

@@ -9,9 +9,6 @@ use crate::time::Timestamp;
 
 /// A key that is asked for less than once in this time, in microseconds, is not hot.
 const HOT_US: u64 = 125_000;
-/// [`Account::is_mostly_unspent`] holds if the available and the outstanding tokens together exceed this many quarters
-/// of the burst. Under full load the sum stays lower; spending not yet reported and leases that overflow raise it.
-const UNSPENT_QUARTERS: i64 = 3;
 /// Where callers wait for the store, a sliding window with fewer tokens for each node is asked for, and not refilled.
 const ASKED_TOKENS_A_NODE: i64 = 100;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
@@ -165,7 +162,7 @@ impl Account {
     /// Whether the bucket is nearly full, though most of it may be outstanding. Then a node may hold tokens of a key
     /// that it is seldom asked for, unless a caller has waited for the store: such callers get what is there.
     pub(super) fn is_mostly_unspent(&self, terms: &Terms) -> bool {
-        self.level.with_outstanding() > terms.scale.burst / 4 * UNSPENT_QUARTERS
+        self.level.is_mostly_unspent(&terms.scale)
             && !self.history.caller_has_waited
             && self.burst(terms) >= TOKENS_A_NODE * self.cluster.nodes
     }

@@ -50,6 +50,7 @@ impl Account {
             self.lease.left_to_policies = Some(0);
         }
         self.arrivals.stop_probing();
+        self.schedule.stop_probing();
         let entry = self.entry(limit, terms, &wanted, &returned, tokens);
         self.spending.reported = now;
         self.lease.reported = entry.held;
@@ -154,5 +155,25 @@ impl Account {
         self.spending.take_back(entry);
         self.count_before_policy(entry.allowed);
         self.lease.forfeited += entry.returned + entry.lost;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{OPENED, account_of};
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    #[test]
+    fn depth_that_a_lost_batch_gave_back_stays_registered_and_out_of_the_bucket() {
+        let terms = Limit::new("x", Quota::per_second(1000)).validate().unwrap();
+        let mut account = account_of(&terms);
+        account.lease.held.depth = 5;
+        let entry = account.report(&"x".into(), &terms, OPENED, true);
+        assert_eq!((entry.back_depth, account.lease.held.depth), (5, 0));
+        account.end_report();
+        account.revoke(&entry);
+        assert_eq!(account.lease.held.depth, 5, "the store may have it");
+        assert_eq!(account.lease.applied(0, 0).depth, 0);
     }
 }

@@ -8,6 +8,11 @@ use crate::limit::Terms;
 use crate::sync::message::{Entry, Given};
 use crate::time::Timestamp;
 
+/// A young account is probed for spending when its age at the last answer, divided by this, has passed again.
+const YOUNG_AGE_DIVISOR: u64 = 4;
+/// A probe for spending is no sooner than a tick divided by this.
+const YOUNG_TICK_DIVISOR: u64 = 8;
+
 impl Account {
     /// When the next report is due, if none is in flight.
     pub(crate) fn due(&self) -> Timestamp {
@@ -77,14 +82,58 @@ impl Account {
         }
     }
 
-    /// Looks whether requests have ceased; if so the key is due at once, to give back what it holds.
+    /// Makes the probes that are due.
     pub(crate) fn probe(&mut self, now: Timestamp, terms: &Terms) {
+        if now >= self.schedule.probe_at() {
+            self.probe_spending(now, terms);
+        }
+        if now >= self.arrivals.probe_at() {
+            self.probe_silence(now, terms);
+        }
+    }
+
+    /// Looks whether requests have ceased; if so the key is due at once, to give back what it holds.
+    fn probe_silence(&mut self, now: Timestamp, terms: &Terms) {
         if let Some((arrived, span_us)) = self.arrivals.ceased(self.arrived(), now) {
             self.collect(now, true);
             self.arrivals.cease(arrived, span_us, now);
             self.report_at(now);
         } else {
             self.plan_probe(now, terms);
+        }
+    }
+
+    // ---- while an account is young -----------------------------------------------------------
+
+    /// Plans a probe for spending, while the store's bucket may be full: it takes in no refill until the store hears of spending, and what
+    /// it loses is lost for good. Of windows the first reports tell how much of what was given at first is needed.
+    fn plan_spending_probe(&mut self, now: Timestamp, terms: &Terms) {
+        let age_us = now.micros_since(self.history.opened);
+        self.probe_spending_in(age_us / YOUNG_AGE_DIVISOR, now, terms);
+    }
+
+    fn probe_spending_in(&mut self, span_us: u64, now: Timestamp, terms: &Terms) {
+        let may_be_full =
+            self.level.is_mostly_unspent(&terms.scale) && !self.history.is_seen_once();
+        if may_be_full && span_us < self.interval_us(now, terms) {
+            self.schedule.probe_in(span_us.max(terms.tick_us / YOUNG_TICK_DIVISOR), now);
+        } else {
+            self.schedule.stop_probing();
+        }
+    }
+
+    /// Reports at once what was spent, unless that is so much less than this node's even part of the refill since the last report that the
+    /// bucket stays full. If nothing was spent, the next probe is when the account is twice as old.
+    fn probe_spending(&mut self, now: Timestamp, terms: &Terms) {
+        let spent = self.spending.unsent.spent.saturating_add_unsigned(self.bucket.pending());
+        let since_us = now.micros_since(self.spending.reported) as i64;
+        let even_part = terms.scale.rate.saturating_mul(since_us) / self.cluster.nodes;
+        if spent.saturating_mul(self.scale.token) > even_part / 4 * 3 {
+            self.schedule.report_now(now);
+        } else if spent > 0 {
+            self.plan_spending_probe(now, terms);
+        } else {
+            self.probe_spending_in(now.micros_since(self.history.opened), now, terms);
         }
     }
 
@@ -122,13 +171,14 @@ impl Account {
             let repaid_us = terms.scale.micros_for(-given.available);
             now.plus_micros(interval_us.max(repaid_us.min(EARLY_TICKS_MAX * terms.tick_us)))
         };
+        self.plan_spending_probe(now, terms);
     }
 
     /// Whether a report would neither say nor ask for anything. Only where callers wait: elsewhere `check` spends
     /// credit according to the view, which must stay recent.
     fn has_nothing_to_say(&self, now: Timestamp, terms: &Terms) -> bool {
         let all_credit = i64::from(self.spending.credit_given) >= self.credit(terms);
-        // In its first moments a key needs nothing, and would rest on that.
+        // In its first 20 ms a key needs nothing, and would rest on that.
         let need = self.need(now.plus_micros(BEGINNING_US), terms);
         self.history.caller_has_waited && self.arrived() == 0 && all_credit && need == 0
     }
@@ -140,5 +190,84 @@ impl Account {
         let is_first = entry.spent == 0 && self.lease.held.rate == 0;
         let full = given.level >= terms.scale.burst;
         self.history.caller_has_waited && full && is_first && self.spending.unsent.spent > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{OPENED, account_of};
+    use super::*;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    const PROBE_AT: Timestamp = Timestamp::from_micros(1_000 + 50_000 / YOUNG_TICK_DIVISOR);
+
+    /// A key that was asked for twice, after an answer that the bucket is full. It holds tokens, so that it is not given up.
+    fn answered() -> (Account, Terms) {
+        let terms = Limit::new("x", Quota::per_second(1000)).validate().unwrap();
+        let mut account = account_of(&terms);
+        (account.history.requests, account.lease.held.depth) = (2, 5);
+        let entry = account.report(&"x".into(), &terms, OPENED, false);
+        account.end_report();
+        let burst = terms.scale.burst;
+        let given =
+            Given { available: burst, level: burst, life_us: 1_000_000, ..Given::default() };
+        account.install(&given, &entry, OPENED, OPENED, &terms);
+        (account, terms)
+    }
+
+    fn next(account: &Account) -> Timestamp {
+        account.agenda().due
+    }
+
+    #[test]
+    fn young_key_that_spent_nothing_is_probed_again_without_a_report() {
+        let (mut account, terms) = answered();
+        let scheduled = account.due();
+        assert_eq!(next(&account), PROBE_AT);
+        account.probe(PROBE_AT, &terms);
+        assert_eq!(account.due(), scheduled);
+        let twice_as_old = PROBE_AT.plus_micros(PROBE_AT.micros_since(OPENED));
+        assert_eq!(next(&account), twice_as_old);
+    }
+
+    /// Six tokens flow in until the probe.
+    #[test]
+    fn young_key_that_spent_less_than_refill_makes_up_for_is_probed_again_soon() {
+        let (mut account, terms) = answered();
+        let scheduled = account.due();
+        account.spending.unsent.spent = 3;
+        account.probe(PROBE_AT, &terms);
+        assert_eq!(account.due(), scheduled);
+        assert_eq!(next(&account), PROBE_AT.plus_micros(PROBE_AT.micros_since(OPENED)));
+        account.spending.unsent.spent = 12;
+        account.probe(next(&account), &terms);
+        assert!(account.due() < scheduled, "what was spent is reported");
+    }
+
+    #[test]
+    fn key_that_is_no_longer_full_or_young_is_not_probed_for_spending() {
+        let (mut account, terms) = answered();
+        let entry = account.report(&"x".into(), &terms, PROBE_AT, false);
+        account.end_report();
+        let level = terms.scale.burst / 2;
+        let given = Given { available: level, level, life_us: 1_000_000, ..Given::default() };
+        account.install(&given, &entry, PROBE_AT, PROBE_AT, &terms);
+        assert_eq!(account.schedule.probe_at(), Timestamp::NEVER);
+        let old = OPENED.plus_micros(4 * PLENTY_TICKS * terms.tick_us);
+        let given = Given { available: terms.scale.burst, level: terms.scale.burst, ..given };
+        account.install(&given, &entry, old, old, &terms);
+        assert_eq!(account.schedule.probe_at(), Timestamp::NEVER);
+    }
+
+    /// The probe stayed due, and the lane made it again without end.
+    #[test]
+    fn young_key_whose_report_is_put_off_is_not_probed_before_it_is_due() {
+        let (mut account, terms) = answered();
+        account.spending.unsent.spent = 10;
+        account.probe(PROBE_AT, &terms);
+        assert_eq!(account.due(), PROBE_AT, "what was spent is reported");
+        account.put_off(PROBE_AT);
+        assert_eq!(next(&account), PROBE_AT.plus_micros(terms.tick_us));
     }
 }

@@ -5,7 +5,7 @@ use crate::limit::Pace;
 use crate::sync::backoff::Backoff;
 use crate::time::Timestamp;
 
-/// A key above half its burst is synced once in this many ticks.
+/// A key above half its burst is synced once in this many ticks, unless its account is young.
 pub(super) const PLENTY_TICKS: u64 = 4;
 /// The longest gap between fruitless early syncs, in ticks.
 pub(super) const EARLY_TICKS_MAX: u64 = 16;
@@ -15,6 +15,8 @@ pub(super) const EARLY_TICKS_MAX: u64 = 16;
 pub(super) struct Schedule {
     /// When to report next.
     pub(super) due: Timestamp,
+    /// When to probe for spending that should be reported before `due`; `NEVER` if not at all.
+    probe_at: Timestamp,
     /// A report is in flight.
     pub(super) is_reporting: bool,
     /// The next report, or the one in flight, is ahead of schedule.
@@ -31,6 +33,7 @@ impl Schedule {
     pub(super) fn new(tick_us: u64) -> Self {
         Self {
             due: Timestamp::NEVER,
+            probe_at: Timestamp::NEVER,
             is_reporting: false,
             is_early: false,
             early: Backoff::default(),
@@ -48,6 +51,27 @@ impl Schedule {
             self.due = soon;
             self.is_early = urgent;
         }
+    }
+
+    /// Probes for spending `span_us` from now, if that is before the next report.
+    pub(super) fn probe_in(&mut self, span_us: u64, now: Timestamp) {
+        let at = now.plus_micros(span_us);
+        self.probe_at = if at < self.due { at } else { Timestamp::NEVER };
+    }
+
+    /// Reports at once, though there is no need to ask.
+    pub(super) fn report_now(&mut self, now: Timestamp) {
+        (self.due, self.is_early) = (self.due.min(now), false);
+        self.stop_probing();
+    }
+
+    /// When to probe for spending.
+    pub(super) fn probe_at(&self) -> Timestamp {
+        self.probe_at
+    }
+
+    pub(super) fn stop_probing(&mut self) {
+        self.probe_at = Timestamp::NEVER;
     }
 
     /// When a key may report early.

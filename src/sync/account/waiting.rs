@@ -128,12 +128,9 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::super::level::StoreView;
-    use super::super::{Account, Cluster};
+    use super::super::samples::{OPENED, account_of};
     use super::*;
-    use crate::bucket::{BucketRef, KeyBudget, KeyHasher, NewKey, Table};
     use crate::limit::Limit;
     use crate::quota::Quota;
 
@@ -141,7 +138,7 @@ mod tests {
     /// this many more.
     fn answers(available: i64) -> Vec<CallerAnswer> {
         let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
-        let (mut account, now) = account(&terms);
+        let (mut account, now) = (account_of(&terms), OPENED);
         let waiter = Waiter { ticket: 7, cost: 1, deadline: now.plus_micros(50_000) };
         account.wait(waiter, false, now);
         account.report(&"x".into(), &terms, now, false);
@@ -152,21 +149,11 @@ mod tests {
         account.take_answers()
     }
 
-    /// The account of a key without requests, and the time.
-    fn account(terms: &Terms) -> (Account, Timestamp) {
-        let budget = Arc::new(KeyBudget::new(10, 1));
-        let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
-        let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));
-        let now = Timestamp::from_micros(1_000);
-        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0, time_us: 0 };
-        (Account::new(bucket, b"key"[..].into(), 0, cluster, terms, now), now)
-    }
-
     /// The bucket could not hold what all needed, so that the last were denied, though the store had given it.
     #[test]
     fn report_asks_for_no_more_callers_than_a_bucket_has_room_for() {
         let terms = Limit::new("x", Quota::per_second(100_000_000)).validate().unwrap();
-        let (mut account, now) = account(&terms);
+        let (mut account, now) = (account_of(&terms), OPENED);
         for ticket in 0..3 {
             let deadline = now.plus_micros(50_000);
             account.wait(Waiter { ticket, cost: 8_000_000, deadline }, false, now);
@@ -180,7 +167,7 @@ mod tests {
     #[test]
     fn leaving_node_does_not_wait_for_depth_that_it_keeps_registered() {
         let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
-        let (mut account, now) = account(&terms);
+        let (mut account, now) = (account_of(&terms), OPENED);
         account.lease.held.depth = 5;
         assert!(!account.try_leave(now), "it is leased");
         account.lease.kept_depth = 5;
@@ -190,7 +177,7 @@ mod tests {
     #[test]
     fn new_key_that_needs_nothing_yet_reports_within_four_ticks() {
         let terms = Limit::new("x", Quota::per_minute(20)).credit(0).validate().unwrap();
-        let (mut account, now) = account(&terms);
+        let (mut account, now) = (account_of(&terms), OPENED);
         (account.cluster.nodes, account.history.caller_has_waited, account.history.requests) =
             (4, true, 1);
         account.history.last_request = now;

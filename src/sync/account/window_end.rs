@@ -55,12 +55,11 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
+    use super::super::samples::account_of;
     use super::super::{Account, Agreement, Cluster};
     use super::*;
     use crate::algorithm::{FixedWindow, Rule, SlidingLog, SlidingWindow};
-    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table, Verdict};
+    use crate::bucket::{Ask, NewKey, Verdict};
     use crate::limit::{Limit, Terms};
     use crate::quota::{Curve, Quota, Scale};
     use crate::sync::message::{Claim, Entry, Given};
@@ -73,15 +72,6 @@ mod tests {
 
     fn at(us: u64) -> Timestamp {
         Timestamp::from_micros(us)
-    }
-
-    /// A new account, at 1 ms.
-    fn account_of(terms: &Terms) -> Account {
-        let budget = Arc::new(KeyBudget::new(10, 1));
-        let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
-        let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));
-        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0, time_us: 0 };
-        Account::new(bucket, b"key"[..].into(), 0, cluster, terms, at(1_000))
     }
 
     /// An account of a window of 1000 tokens a second that was given 10 tokens and half of the refill at 1 ms.
