@@ -11,6 +11,15 @@ use crate::time::Timestamp;
 const HOT_US: u64 = 125_000;
 /// Where callers wait for the store, a sliding window with fewer tokens for each node is asked for, and not refilled.
 const ASKED_TOKENS_A_NODE: i64 = 100;
+/// The same at the end of a sliding window with fewer tokens for each node than this: a node is left with some two tokens that it has not spent
+/// when the window ends.
+const END_TOKENS_A_NODE: i64 = 400;
+/// The end of a window is at most so many ticks.
+const END_TICKS: u64 = 2;
+/// The end of a window is at most the window divided by this.
+const END_DIVISOR: u64 = 10;
+/// Where the end of a window is shorter than so many round trips, the store is not asked more than before.
+const END_ROUND_TRIPS: u64 = 10;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
 const TOKENS_A_NODE: i64 = 2;
 
@@ -118,7 +127,9 @@ impl Account {
         let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.arrivals.demand.per_us().max(first_per_us);
         // A node with refill does not ask the store for what else is there.
-        let is_better_asked = self.is_beginning(now) || self.is_little_of_a_window(terms);
+        let is_better_asked = self.is_beginning(now)
+            || self.is_little_of_a_window(terms)
+            || self.is_end_of_window(now, terms);
         let asks = self.history.caller_has_waited && is_better_asked;
         (per_us, self.is_hot(per_us, terms) && !asks)
     }
@@ -135,8 +146,24 @@ impl Account {
     /// Whether a node's even part of a window is so little that asking for it loses less than the part of a token which
     /// refill leaves on each node.
     fn is_little_of_a_window(&self, terms: &Terms) -> bool {
+        self.has_fewer_in_a_window(ASKED_TOKENS_A_NODE, terms)
+    }
+
+    /// Whether a sliding window ends so soon that tokens which nodes hold may be lost with it, and has so few that this matters.
+    pub(super) fn is_end_of_window(&self, now: Timestamp, terms: &Terms) -> bool {
+        let part_us = terms.scale.window_us() as u64 / END_DIVISOR;
+        let end_us = part_us.min(END_TICKS * terms.tick_us);
+        let is_soon = |ends: Timestamp| ends > now && ends < now.plus_micros(end_us);
+        self.cluster.nodes > 1
+            && self.has_fewer_in_a_window(END_TOKENS_A_NODE, terms)
+            && end_us >= END_ROUND_TRIPS * self.cluster.round_trip_us
+            && self.level.view.is_some_and(|view| is_soon(view.window_ends_latest))
+    }
+
+    /// Whether this is a sliding window with fewer tokens for each node.
+    fn has_fewer_in_a_window(&self, tokens_a_node: i64, terms: &Terms) -> bool {
         let is_window = terms.scale.curve == Curve::SlidingWindow;
-        is_window && self.burst(terms) < ASKED_TOKENS_A_NODE * self.cluster.nodes
+        is_window && self.burst(terms) < tokens_a_node * self.cluster.nodes
     }
 
     // ---- what is known of the key ------------------------------------------------------------

@@ -13,6 +13,10 @@ use crate::time::{CLOCK_AGE_MAX_US, Timestamp};
 const PRODUCTIVE_PART: i64 = 4;
 /// A window that gets tokens back all the time is not taken to be empty for longer.
 const EMPTY_MAX_US: u64 = 25_000;
+/// At the end of a window that has few tokens, it is not taken to be empty for longer than what is left of it, divided by this.
+const EMPTY_DIVISOR: u64 = 4;
+/// But for so long it is: else callers would ask at each round trip.
+const EMPTY_MIN_US: u64 = 3_000;
 
 impl Account {
     /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent.
@@ -110,7 +114,11 @@ impl Account {
                 let late_us = now.micros_since(first_sent) + CLOCK_AGE_MAX_US;
                 terms.tick_us.min(window.left_us.saturating_sub(late_us))
             }
-            Curve::SlidingWindow | Curve::SlidingLog => (terms.tick_us / 2).min(EMPTY_MAX_US),
+            Curve::SlidingWindow | Curve::SlidingLog => {
+                let most_us = (terms.tick_us / 2).min(EMPTY_MAX_US);
+                let part_us = (window.left_us / EMPTY_DIVISOR).max(EMPTY_MIN_US);
+                if self.is_end_of_window(now, terms) { most_us.min(part_us) } else { most_us }
+            }
         };
         let empty_for_ms = (empty_for_us / 1000).min(u16::MAX.into()) as u16;
         let tokens = terms.scale.tokens(given.available);
