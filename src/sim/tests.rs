@@ -18,7 +18,6 @@ mod closed_keys;
 mod earlier_protocol;
 mod far;
 mod faults;
-
 mod lost_tokens;
 mod slots;
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::algorithm::SlidingWindow;
 
-/// Of a load of so many times the rate, evenly on all nodes, for 8 s; with key syncs of each tick and node.
+/// What becomes of a load of so many times the rate, evenly on all nodes, for 8 s; and the key syncs in a tick of each node.
 fn figures_under(times_rate: f64, setup: &Setup) -> (Figures, f64) {
     let load = Workload { load: Some(times_rate), ..load(setup, Scenario::OverUniform, 8.0) };
     let outcome = run(setup, &load.arrivals(), &[], load.seconds).unwrap();

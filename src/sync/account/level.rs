@@ -256,7 +256,7 @@ mod tests {
 
     const SECOND_US: u64 = 1_000_000;
 
-    fn now(us: u64) -> Timestamp {
+    fn at(us: u64) -> Timestamp {
         Timestamp::from_micros(us)
     }
 
@@ -268,8 +268,8 @@ mod tests {
         let mut level = Level::new(None, scale.rate);
         let owed = Given { available: -150 * scale.token, ..Given::default() };
         let window = StoredWindow { length_us: SECOND_US as i64, left_us: SECOND_US / 2 };
-        level.install(&owed, &window, 0, now(0));
-        let tokens = |us| level.estimate(now(us), &scale).unwrap() / scale.token;
+        level.install(&owed, &window, 0, at(0));
+        let tokens = |us| level.estimate(at(us), &scale).unwrap() / scale.token;
         let seen = [0, 1, 3, 5].map(|halves| tokens(halves * SECOND_US / 2));
         assert_eq!(seen, [-150, -50, 50, 100]);
     }

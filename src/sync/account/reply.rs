@@ -15,7 +15,7 @@ const PRODUCTIVE_PART: i64 = 4;
 const EMPTY_MAX_US: u64 = 25_000;
 /// At the end of a window that has few tokens, it is not taken to be empty for longer than what is left of it, divided by this.
 const EMPTY_DIVISOR: u64 = 4;
-/// But for so long it is: else callers would ask at each round trip.
+/// It is taken to be empty for so long at least: else callers would ask at each round trip.
 const EMPTY_MIN_US: u64 = 3_000;
 
 impl Account {

@@ -59,7 +59,7 @@ impl Schedule {
         self.probe_at = if at < self.due { at } else { Timestamp::NEVER };
     }
 
-    /// Reports at once, though there is no need to ask.
+    /// Reports at once. This is no early sync: whether it brings anything is not judged.
     pub(super) fn report_now(&mut self, now: Timestamp) {
         (self.due, self.is_early) = (self.due.min(now), false);
         self.stop_probing();
