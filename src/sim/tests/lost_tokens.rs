@@ -32,12 +32,12 @@ fn little_refill_of_a_full_bucket_is_lost_before_its_spending_is_reported() {
 /// young keys reported whatever they had spent.
 #[test]
 fn young_keys_under_their_rate_are_synced_no_more_than_old_ones() {
-    let setup = audited(api(100, 1000), 4, 1);
+    let setup = audited(api(100, 1000).accuracy(0.1), 4, 1);
     let load = load(&setup, Scenario::Under, 4.0);
-    let load = Workload { keys: 50, load: Some(0.3), ..load };
+    let load = Workload { keys: 200, load: Some(0.3), ..load };
     let outcome = run(&setup, &load.arrivals(), &[], load.seconds).unwrap();
-    let synced = outcome.traffic.keys_synced as f64 / (load.seconds / 0.05) / 4.0 / 50.0;
-    assert!(synced <= 0.5, "{synced} a tick");
+    let synced = outcome.traffic.keys_synced as f64 / (load.seconds / 0.05) / 4.0 / 200.0;
+    assert!(synced <= 0.6, "{synced} a tick");
 }
 
 /// Each node was left with some two tokens when a window ended: 98.5% were admitted.

@@ -217,3 +217,29 @@ impl Account {
             || per_us.min(share_per_us) * self.cluster.round_trip_us.min(HOT_US) as f64 >= 1.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{OPENED, account_of};
+    use crate::algorithm::SlidingWindow;
+    use crate::limit::Limit;
+    use crate::sync::message::Given;
+
+    /// A view of the window before was taken for the end of this one: no refill was asked for at its beginning.
+    #[test]
+    fn end_of_a_window_is_over_when_the_window_is() {
+        let terms = Limit::new("x", SlidingWindow::per_second(1000)).validate_hybrid(8).unwrap();
+        let mut account = account_of(&terms);
+        account.cluster.nodes = 8;
+        let entry = account.report(&"x".into(), &terms, OPENED, false);
+        account.end_report();
+        // The window ends half a second later.
+        let given = Given { stamp_us: 10_500_000, life_us: 2_000_000, ..Given::default() };
+        account.install(&given, &entry, OPENED, OPENED, &terms);
+        let is_end = |ms: u64| account.is_end_of_window(OPENED.plus_micros(1000 * ms), &terms);
+        assert_eq!(
+            [0, 399, 401, 499, 500, 600].map(is_end),
+            [false, false, true, true, false, false]
+        );
+    }
+}
