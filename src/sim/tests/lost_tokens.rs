@@ -28,8 +28,8 @@ fn little_refill_of_a_full_bucket_is_lost_before_its_spending_is_reported() {
     }
 }
 
-/// Under the rate a bucket stays full: there is nothing to lose, and nothing to report for. It was 0.4 key syncs a tick, and 1.2 where
-/// young keys reported whatever they had spent.
+/// Under the rate a bucket stays full: there is nothing to lose, and nothing to report early. A node synced each key 0.04 times in 50 ms, and
+/// 0.12 times where young keys reported whatever they had spent.
 #[test]
 fn young_keys_under_their_rate_are_synced_no_more_than_old_ones() {
     let setup = audited(api(100, 1000).accuracy(0.1), 4, 1);
@@ -37,7 +37,7 @@ fn young_keys_under_their_rate_are_synced_no_more_than_old_ones() {
     let load = Workload { keys: 200, load: Some(0.3), ..load };
     let outcome = run(&setup, &load.arrivals(), &[], load.seconds).unwrap();
     let synced = outcome.traffic.keys_synced as f64 / (load.seconds / 0.05) / 4.0 / 200.0;
-    assert!(synced <= 0.6, "{synced} a tick");
+    assert!(synced <= 0.06, "{synced} in 50 ms");
 }
 
 /// Each node was left with some two tokens when a window ended: 98.5% were admitted.
