@@ -40,14 +40,32 @@ fn young_keys_under_their_rate_are_synced_no_more_than_old_ones() {
     assert!(synced <= 0.06, "{synced} in 50 ms");
 }
 
-/// Each node was left with some two tokens when a window ended: 98.5% were admitted.
+/// Each node was left with some two tokens when a window ended: 98.5% were admitted. While nodes held tokens until the end, it was 99.4%.
 #[test]
 fn waiting_callers_get_most_of_a_sliding_window_and_nothing_in_excess() {
     for seed in 1..=3 {
         let (seen, synced) = figures_under(1.5, &of_a_window(1000, 8, seed));
-        assert!(seen.admitted_vs_ideal_pct >= 99.2, "seed {seed}: {seen:?}");
+        assert!(seen.admitted_vs_ideal_pct >= 99.5, "seed {seed}: {seen:?}");
+        assert!(seen.waited_pct <= 5.0, "seed {seed}: {seen:?}");
         assert!(seen.excess_tokens <= ERROR, "seed {seed}: {seen:?}");
         assert!(synced <= 2.0, "seed {seed}: {synced} a tick");
+    }
+}
+
+/// Each node had leased refill and held the fraction of a token of it: 98.4% were admitted, 89% of bursts of 8 requests, and more callers
+/// waited.
+#[test]
+fn waiting_callers_get_all_of_a_small_bucket_that_is_asked_for_less_than_its_rate() {
+    for (scenario, least_pct, waited_most_pct) in [
+        (Scenario::Under, 99.9, 18.0),
+        (Scenario::UnderSkew, 99.9, 18.0),
+        (Scenario::Bursts, 99.5, 52.0),
+    ] {
+        let setup = Setup { form: Form::Async, ..audited(api(1000, 100), 20, 1) };
+        let load = load(&setup, scenario, 8.0);
+        let seen = run(&setup, &load.arrivals(), &[], load.seconds).unwrap().figures;
+        let is_most = seen.admitted_vs_ideal_pct >= least_pct && seen.excess_tokens <= ERROR;
+        assert!(is_most && seen.waited_pct <= waited_most_pct, "{scenario:?}: {seen:?}");
     }
 }
 

@@ -3,17 +3,24 @@
 use super::schedule::PLENTY_TICKS;
 use super::{Account, Cluster};
 use crate::bucket::MAX_TOKENS;
-use crate::limit::Terms;
+use crate::limit::{OutagePolicy, Terms};
 use crate::quota::Curve;
 use crate::time::Timestamp;
 
 /// A key that is asked for less than once in this time, in microseconds, is not hot.
 const HOT_US: u64 = 125_000;
-/// Where callers wait for the store, a sliding window with fewer tokens for each node is asked for, and not refilled.
+/// Where callers wait for the store, a limit with fewer tokens for each node is asked for, and not refilled: a sliding window always, a
+/// bucket while it has tokens.
 const ASKED_TOKENS_A_NODE: i64 = 100;
+/// A bucket has tokens to be asked for if the store has this part of the burst.
+const ASKED_DIVISOR: i64 = 10;
 /// The same at the end of a sliding window with fewer tokens for each node than this: a node is left with some two tokens that it has not spent
 /// when the window ends.
 const END_TOKENS_A_NODE: i64 = 400;
+/// In the last part of this end, with fewer tokens for each node than this, nodes hold nothing of what is left.
+const LAST_TOKENS_A_NODE: i64 = 200;
+/// That part is the end divided by this.
+const LAST_DIVISOR: u64 = 3;
 /// The end of a window is at most so many ticks.
 const END_TICKS: u64 = 2;
 /// The end of a window is at most the window divided by this.
@@ -48,6 +55,9 @@ impl Account {
         }
         // Callers that wait get what they ask for first: another node may need the rest for one large cost.
         if history.caller_has_waited && (self.is_unanswered() || self.is_beginning(now)) {
+            return 0;
+        }
+        if history.caller_has_waited && self.is_scarce_at_last(now, terms) {
             return 0;
         }
         let expected = self.expected_spending(now, terms);
@@ -129,7 +139,8 @@ impl Account {
         // A node with refill does not ask the store for what else is there.
         let is_better_asked = self.is_beginning(now)
             || self.is_little_of_a_window(terms)
-            || self.is_end_of_window(now, terms);
+            || self.is_end_of_window(now, terms)
+            || self.is_bucket_to_be_asked(now, terms);
         let asks = self.history.caller_has_waited && is_better_asked;
         (per_us, self.is_hot(per_us, terms) && !asks)
     }
@@ -149,15 +160,40 @@ impl Account {
         self.has_fewer_in_a_window(ASKED_TOKENS_A_NODE, terms)
     }
 
+    /// Whether a bucket is so small that nodes with refill strand a large part of it, the store has tokens, and callers can wait for
+    /// them.
+    fn is_bucket_to_be_asked(&self, now: Timestamp, terms: &Terms) -> bool {
+        let level = self.level.estimate(now, &terms.scale).unwrap_or_default();
+        // Where the last rate goes on in an outage, there is to be one.
+        terms.scale.curve == Curve::Refill
+            && terms.outage != OutagePolicy::LastRate
+            && self.burst(terms) < ASKED_TOKENS_A_NODE * self.cluster.nodes
+            && level >= terms.scale.burst / ASKED_DIVISOR
+            && self.cluster.round_trip_us <= terms.max_wait_us
+    }
+
     /// Whether a sliding window ends so soon that tokens which nodes hold may be lost with it, and has so few that this matters.
     pub(super) fn is_end_of_window(&self, now: Timestamp, terms: &Terms) -> bool {
-        let part_us = terms.scale.window_us() as u64 / END_DIVISOR;
-        let end_us = part_us.min(END_TICKS * terms.tick_us);
-        let is_soon = |ends: Timestamp| ends > now && ends < now.plus_micros(end_us);
-        self.cluster.nodes > 1
-            && self.has_fewer_in_a_window(END_TOKENS_A_NODE, terms)
+        let end_us = end_us(terms);
+        self.has_fewer_in_a_window(END_TOKENS_A_NODE, terms)
             && end_us >= END_ROUND_TRIPS * self.cluster.round_trip_us
-            && self.level.view.is_some_and(|view| is_soon(view.window_ends_latest))
+            && self.ends_within(end_us, now)
+    }
+
+    /// Whether a sliding window is about to end, and there is less of it than nodes would hold. What one of them held then, others would
+    /// lack.
+    pub(super) fn is_scarce_at_last(&self, now: Timestamp, terms: &Terms) -> bool {
+        self.is_end_of_window(now, terms)
+            && self.has_fewer_in_a_window(LAST_TOKENS_A_NODE, terms)
+            && self.ends_within(end_us(terms) / LAST_DIVISOR, now)
+            && !self.lasts_for_all(self.expected_spending(now, terms), now, terms)
+    }
+
+    /// Whether there are several nodes, and the window of the store's last word ends within so long.
+    fn ends_within(&self, us: u64, now: Timestamp) -> bool {
+        let is_soon = |ends: Timestamp| ends > now && ends < now.plus_micros(us);
+        let view = self.level.view.as_ref();
+        self.cluster.nodes > 1 && view.is_some_and(|view| is_soon(view.window_ends_latest))
     }
 
     /// Whether this is a sliding window with fewer tokens for each node.
@@ -216,6 +252,11 @@ impl Account {
         per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0
             || per_us.min(share_per_us) * self.cluster.round_trip_us.min(HOT_US) as f64 >= 1.0
     }
+}
+
+/// The longest that the end of a window is.
+fn end_us(terms: &Terms) -> u64 {
+    (terms.scale.window_us() as u64 / END_DIVISOR).min(END_TICKS * terms.tick_us)
 }
 
 #[cfg(test)]

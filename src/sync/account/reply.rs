@@ -17,6 +17,8 @@ const EMPTY_MAX_US: u64 = 25_000;
 const EMPTY_DIVISOR: u64 = 4;
 /// It is taken to be empty for so long at least: else callers would ask at each round trip.
 const EMPTY_MIN_US: u64 = 3_000;
+/// Where nodes hold nothing of the rest of a window, it is taken to be empty for so long.
+const EMPTY_AT_LAST_US: u64 = 2_000;
 
 impl Account {
     /// Adds what the store gave to what is held. `first_sent` is when the batch was first sent.
@@ -116,13 +118,23 @@ impl Account {
             }
             Curve::SlidingWindow | Curve::SlidingLog => {
                 let most_us = (terms.tick_us / 2).min(EMPTY_MAX_US);
-                let part_us = (window.left_us / EMPTY_DIVISOR).max(EMPTY_MIN_US);
-                if self.is_end_of_window(now, terms) { most_us.min(part_us) } else { most_us }
+                most_us.min(self.empty_at_end_us(window.left_us, now, terms))
             }
         };
         let empty_for_ms = (empty_for_us / 1000).min(u16::MAX.into()) as u16;
         let tokens = terms.scale.tokens(given.available);
         self.bucket.set_view(tokens, now, empty_for_ms, credit_from);
+    }
+
+    /// For how long a window that ends soon is taken to be empty.
+    fn empty_at_end_us(&self, left_us: u64, now: Timestamp, terms: &Terms) -> u64 {
+        if self.is_scarce_at_last(now, terms) {
+            EMPTY_AT_LAST_US
+        } else if self.is_end_of_window(now, terms) {
+            (left_us / EMPTY_DIVISOR).max(EMPTY_MIN_US)
+        } else {
+            u64::MAX
+        }
     }
 
     /// Applies the renewed lease to the bucket, unless it has ended. What is outstanding and neither there nor spent
