@@ -40,20 +40,42 @@ fn young_keys_under_their_rate_are_synced_no_more_than_old_ones() {
     assert!(synced <= 0.06, "{synced} in 50 ms");
 }
 
+/// A node held tokens after a request of a slow key, and gave them back with a third report.
+#[test]
+fn request_of_a_slow_key_takes_two_syncs() {
+    let limit = api(1, 100).sync_interval(Duration::from_millis(200));
+    let setup = audited(limit, 4, 1);
+    let load = Workload { load: Some(0.1), ..load(&setup, Scenario::Under, 300.0) };
+    let arrivals = load.arrivals();
+    let outcome = run(&setup, &arrivals, &[], load.seconds).unwrap();
+    let (synced, requests) = (outcome.traffic.keys_synced, arrivals.len());
+    assert!(synced as f64 <= 2.1 * requests as f64, "{synced} for {requests} requests");
+}
+
+/// Overload leases refill: else nearly all would wait.
+#[test]
+fn waiting_callers_of_a_small_bucket_seldom_wait_where_they_ask_for_more_than_its_rate() {
+    let setup = Setup { form: Form::Async, ..audited(api(1000, 100), 20, 1) };
+    let (seen, synced) = figures_under(3.0, &setup);
+    assert!(seen.waited_pct <= 2.0 && synced <= 2.6, "{synced} in 50 ms, {seen:?}");
+    assert!(seen.admitted_vs_ideal_pct >= 99.5, "{seen:?}");
+}
+
 /// Each node was left with some two tokens when a window ended: 98.5% were admitted. While nodes held tokens until the end, it was 99.4%.
 #[test]
 fn waiting_callers_get_most_of_a_sliding_window_and_nothing_in_excess() {
+    let mut sums = [0, 0];
     for seed in 1..=3 {
         let (seen, synced) = figures_under(1.5, &of_a_window(1000, 8, seed));
-        assert!(seen.admitted_vs_ideal_pct >= 99.5, "seed {seed}: {seen:?}");
-        assert!(seen.waited_pct <= 5.0, "seed {seed}: {seen:?}");
-        assert!(seen.excess_tokens <= ERROR, "seed {seed}: {seen:?}");
+        sums = [sums[0] + seen.admitted, sums[1] + seen.ideal];
+        assert!(seen.excess_tokens <= ERROR && seen.waited_pct <= 5.0, "seed {seed}: {seen:?}");
         assert!(synced <= 2.0, "seed {seed}: {synced} a tick");
     }
+    let [admitted, ideal] = sums;
+    assert!(1000 * admitted >= 995 * ideal, "{admitted} of {ideal}");
 }
 
-/// Each node had leased refill and held the fraction of a token of it: 98.4% were admitted, 89% of bursts of 8 requests, and more callers
-/// waited.
+/// Each node had leased refill and held the fraction of a token of it: 98.4% were admitted, 83% where some nodes are far, and 89% of bursts.
 #[test]
 fn waiting_callers_get_all_of_a_small_bucket_that_is_asked_for_less_than_its_rate() {
     for (scenario, least_pct, waited_most_pct) in [

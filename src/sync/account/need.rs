@@ -9,10 +9,11 @@ use crate::time::Timestamp;
 
 /// A key that is asked for less than once in this time, in microseconds, is not hot.
 const HOT_US: u64 = 125_000;
-/// Where callers wait for the store, a limit with fewer tokens for each node is asked for, and not refilled: a sliding window always, a
-/// bucket while it has tokens.
+/// Where callers wait for the store, a sliding window with fewer tokens for each node is asked for, and not refilled.
 const ASKED_TOKENS_A_NODE: i64 = 100;
-/// A bucket has tokens to be asked for if the store has this part of the burst.
+/// The same of a bucket, while it has tokens. In a silence of the store nodes then have no refill: a larger bucket is not worth that.
+const BUCKET_TOKENS_A_NODE: i64 = 10;
+/// A bucket has tokens if the store has this part of the burst, if no other node spends.
 const ASKED_DIVISOR: i64 = 10;
 /// The same at the end of a sliding window with fewer tokens for each node than this: a node is left with some two tokens that it has not spent
 /// when the window ends.
@@ -49,8 +50,9 @@ impl Account {
         if history.is_over(now, terms) {
             return 0;
         }
-        // A key that may never come again gets no lease, where credit can admit its next request.
-        if history.is_seen_once() && terms.credit.known > 0 && history.largest_denied == 0 {
+        // A key that may never come again, or not soon, gets no lease, where credit can admit its next request.
+        let may_be_over = history.is_seen_once() || self.is_slow(now, terms);
+        if may_be_over && terms.credit.known > 0 && history.largest_denied == 0 {
             return 0;
         }
         // Callers that wait get what they ask for first: another node may need the rest for one large cost.
@@ -81,7 +83,9 @@ impl Account {
     fn expected_spending(&self, now: Timestamp, terms: &Terms) -> i64 {
         let span_us = self.span_us(now, terms);
         let demand = &self.arrivals.demand;
-        let flows_in = self.lease.rate() as f64 / terms.scale.token as f64;
+        // What is leased goes back with this report, if the store is to be asked.
+        let rate = if self.is_asked_for(now, terms) { 0 } else { self.lease.rate() };
+        let flows_in = rate as f64 / terms.scale.token as f64;
         let refill_us = self.lease.window_closes().micros_since(now).min(span_us);
         let missing = (demand.per_us() - flows_in).max(0.0) * refill_us as f64
             + demand.over(span_us - refill_us);
@@ -136,13 +140,16 @@ impl Account {
     pub(super) fn wanted_per_us(&self, now: Timestamp, terms: &Terms) -> (f64, bool) {
         let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.arrivals.demand.per_us().max(first_per_us);
-        // A node with refill does not ask the store for what else is there.
+        (per_us, self.is_hot(per_us, terms) && !self.is_asked_for(now, terms))
+    }
+
+    /// Whether callers wait, and the store is better asked than leased from: a node with refill does not ask it for what else is there.
+    fn is_asked_for(&self, now: Timestamp, terms: &Terms) -> bool {
         let is_better_asked = self.is_beginning(now)
             || self.is_little_of_a_window(terms)
             || self.is_end_of_window(now, terms)
             || self.is_bucket_to_be_asked(now, terms);
-        let asks = self.history.caller_has_waited && is_better_asked;
-        (per_us, self.is_hot(per_us, terms) && !asks)
+        self.history.caller_has_waited && is_better_asked
     }
 
     /// Whether tokens alone would do without refill: this node's part of what the store has lasts until the
@@ -161,15 +168,17 @@ impl Account {
     }
 
     /// Whether a bucket is so small that nodes with refill strand a large part of it, the store has tokens, and callers can wait for
-    /// them.
+    /// them: for the batch that is under way, and for the next.
     fn is_bucket_to_be_asked(&self, now: Timestamp, terms: &Terms) -> bool {
+        let Cluster { nodes, round_trip_us, backlog_us, .. } = self.cluster;
         let level = self.level.estimate(now, &terms.scale).unwrap_or_default();
         // Where the last rate goes on in an outage, there is to be one.
         terms.scale.curve == Curve::Refill
             && terms.outage != OutagePolicy::LastRate
-            && self.burst(terms) < ASKED_TOKENS_A_NODE * self.cluster.nodes
+            && nodes > 1
+            && self.burst(terms) < BUCKET_TOKENS_A_NODE * nodes
             && level >= terms.scale.burst / ASKED_DIVISOR
-            && self.cluster.round_trip_us <= terms.max_wait_us
+            && 2 * (round_trip_us + backlog_us) <= terms.max_wait_us
     }
 
     /// Whether a sliding window ends so soon that tokens which nodes hold may be lost with it, and has so few that this matters.
@@ -180,13 +189,15 @@ impl Account {
             && self.ends_within(end_us, now)
     }
 
-    /// Whether a sliding window is about to end, and there is less of it than nodes would hold. What one of them held then, others would
-    /// lack.
+    /// Whether a sliding window is about to end, and all of it will be spent. What a node held then, others would lack.
     pub(super) fn is_scarce_at_last(&self, now: Timestamp, terms: &Terms) -> bool {
+        let last_us = end_us(terms) / LAST_DIVISOR;
+        let each = (self.arrivals.demand.over(last_us) * self.scale.token as f64) as i64;
         self.is_end_of_window(now, terms)
             && self.has_fewer_in_a_window(LAST_TOKENS_A_NODE, terms)
-            && self.ends_within(end_us(terms) / LAST_DIVISOR, now)
-            && !self.lasts_for_all(self.expected_spending(now, terms), now, terms)
+            && self.ends_within(last_us, now)
+            && self.with_own(now, terms) < each.saturating_mul(self.cluster.nodes)
+            && self.arrivals.bursts.expected(now) == 0
     }
 
     /// Whether there are several nodes, and the window of the store's last word ends within so long.
@@ -235,6 +246,15 @@ impl Account {
         2 * self.cluster.round_trip_us > terms.tick_us && self.burst(terms) >= self.cluster.nodes
     }
 
+    /// Whether there has been one request in a tick or more, and the bucket is nearly full. What a node held of it would go back with one
+    /// more report.
+    fn is_slow(&self, now: Timestamp, terms: &Terms) -> bool {
+        let history = &self.history;
+        let has_come_once = history.requests <= 1 && !history.caller_has_waited;
+        let is_old = now >= history.opened.plus_micros(terms.tick_us);
+        has_come_once && is_old && !self.is_far(terms) && self.level.is_mostly_unspent(&terms.scale)
+    }
+
     fn is_beginning(&self, now: Timestamp) -> bool {
         self.history.is_beginning(self.cluster.nodes, now)
     }
@@ -261,10 +281,41 @@ fn end_us(terms: &Terms) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Cluster;
     use super::super::samples::{OPENED, account_of};
     use crate::algorithm::SlidingWindow;
-    use crate::limit::Limit;
+    use crate::limit::{Limit, OutagePolicy};
+    use crate::quota::Quota;
     use crate::sync::message::Given;
+
+    #[test]
+    fn small_bucket_with_tokens_is_asked_where_several_nodes_can_wait_for_it() {
+        let limit = || Limit::new("x", Quota::per_second(1000).burst(199));
+        let terms = limit().validate_hybrid(20).unwrap();
+        let last_rate = limit().outage(OutagePolicy::LastRate).validate_hybrid(20).unwrap();
+        let [near_us, far_us, slow_us] = [1_000, 25_000, 25_001];
+        for (nodes, round_trip_us, backlog_us, tokens, terms, is_asked) in [
+            (20, near_us, 0, 100, &terms, true),
+            (20, near_us, 0, 20, &terms, true),
+            (20, near_us, 0, 19, &terms, false),
+            (19, near_us, 0, 100, &terms, false),
+            (20, far_us, 0, 100, &terms, true),
+            (20, slow_us, 0, 100, &terms, false),
+            (20, near_us, far_us, 100, &terms, false),
+            (20, near_us, 0, 100, &last_rate, false),
+        ] {
+            let mut account = account_of(terms);
+            let case = (nodes, round_trip_us, backlog_us, tokens, terms.outage);
+            assert!(!account.is_bucket_to_be_asked(OPENED, terms), "{case:?}: nothing is known");
+            account.cluster = Cluster { nodes, round_trip_us, backlog_us, time_us: 0 };
+            let entry = account.report(&"x".into(), terms, OPENED, false);
+            account.end_report();
+            let available = tokens * terms.scale.token;
+            let given = Given { available, life_us: 2_000_000, ..Given::default() };
+            account.install(&given, &entry, OPENED, OPENED, terms);
+            assert_eq!(account.is_bucket_to_be_asked(OPENED, terms), is_asked, "{case:?}");
+        }
+    }
 
     /// A view of the window before was taken for the end of this one: no refill was asked for at its beginning.
     #[test]
