@@ -18,16 +18,16 @@ const ASKED_DIVISOR: i64 = 10;
 /// The same at the end of a sliding window with fewer tokens for each node than this: a node is left with some two tokens that it has not spent
 /// when the window ends.
 const END_TOKENS_A_NODE: i64 = 400;
-/// In the last part of this end, with fewer tokens for each node than this, nodes hold nothing of what is left.
-const LAST_TOKENS_A_NODE: i64 = 200;
-/// That part is the end divided by this.
-const LAST_DIVISOR: u64 = 3;
 /// The end of a window is at most so many ticks.
 const END_TICKS: u64 = 2;
 /// The end of a window is at most the window divided by this.
 const END_DIVISOR: u64 = 10;
 /// Where the end of a window is shorter than so many round trips, the store is not asked more than before.
 const END_ROUND_TRIPS: u64 = 10;
+/// Of a sliding window with fewer tokens for each node than this nodes hold less towards its end, if all will be spent.
+const HELD_TOKENS_A_NODE: i64 = 200;
+/// What a node will spend by the end of the window, divided by this, is the most that it holds then.
+const HELD_DIVISOR: f64 = 7.0;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
 const TOKENS_A_NODE: i64 = 2;
 
@@ -59,9 +59,6 @@ impl Account {
         if history.caller_has_waited && (self.is_unanswered() || self.is_beginning(now)) {
             return 0;
         }
-        if history.caller_has_waited && self.is_scarce_at_last(now, terms) {
-            return 0;
-        }
         let expected = self.expected_spending(now, terms);
         // A large cost that was denied is probably asked for again. Less than it costs is of no use.
         let large = i64::from(history.largest_denied);
@@ -76,7 +73,8 @@ impl Account {
         }
         let burst = self.arrivals.bursts.expected(now);
         let need = expected.max(large).max(burst).max(self.first_want(now, terms));
-        need.min(self.burst(terms)).min(i64::from(MAX_TOKENS))
+        let most = self.most_of_a_window(now, terms).unwrap_or(MAX_TOKENS);
+        need.min(self.burst(terms)).min(most.into())
     }
 
     /// Tokens that will be spent beyond leased refill until the answer to the next report, with room for chance.
@@ -183,28 +181,33 @@ impl Account {
 
     /// Whether a sliding window ends so soon that tokens which nodes hold may be lost with it, and has so few that this matters.
     pub(super) fn is_end_of_window(&self, now: Timestamp, terms: &Terms) -> bool {
-        let end_us = end_us(terms);
-        self.has_fewer_in_a_window(END_TOKENS_A_NODE, terms)
+        let part_us = terms.scale.window_us() as u64 / END_DIVISOR;
+        let end_us = part_us.min(END_TICKS * terms.tick_us);
+        let is_soon = |ends: Timestamp| ends > now && ends < now.plus_micros(end_us);
+        self.cluster.nodes > 1
+            && self.has_fewer_in_a_window(END_TOKENS_A_NODE, terms)
             && end_us >= END_ROUND_TRIPS * self.cluster.round_trip_us
-            && self.ends_within(end_us, now)
+            && self.level.view.is_some_and(|view| is_soon(view.window_ends_latest))
     }
 
-    /// Whether a sliding window is about to end, and all of it will be spent. What a node held then, others would lack.
-    pub(super) fn is_scarce_at_last(&self, now: Timestamp, terms: &Terms) -> bool {
-        let last_us = end_us(terms) / LAST_DIVISOR;
-        let each = (self.arrivals.demand.over(last_us) * self.scale.token as f64) as i64;
-        self.is_end_of_window(now, terms)
-            && self.has_fewer_in_a_window(LAST_TOKENS_A_NODE, terms)
-            && self.ends_within(last_us, now)
-            && self.with_own(now, terms) < each.saturating_mul(self.cluster.nodes)
-            && self.arrivals.bursts.expected(now) == 0
-    }
-
-    /// Whether there are several nodes, and the window of the store's last word ends within so long.
-    fn ends_within(&self, us: u64, now: Timestamp) -> bool {
-        let is_soon = |ends: Timestamp| ends > now && ends < now.plus_micros(us);
-        let view = self.level.view.as_ref();
-        self.cluster.nodes > 1 && view.is_some_and(|view| is_soon(view.window_ends_latest))
+    /// The most tokens to hold of a sliding window that has few, if callers wait and nodes would spend and hold more than there is: what a
+    /// node still held at the end, others would have lacked.
+    pub(super) fn most_of_a_window(&self, now: Timestamp, terms: &Terms) -> Option<u32> {
+        let view = self.level.view.as_ref()?;
+        let left_us = view.window_ends_latest.micros_since(now);
+        let will_spend = self.arrivals.demand.over(left_us);
+        let will_hold = will_spend / HELD_DIVISOR;
+        let will_all_want = (will_spend + will_hold) * self.cluster.nodes as f64;
+        let part_left = left_us as f64 / terms.scale.window_us() as f64;
+        let will_return = view.previous.unwrap_or_default() as f64 * part_left;
+        let is_scarce = self.history.caller_has_waited
+            && self.has_fewer_in_a_window(HELD_TOKENS_A_NODE, terms)
+            && self.cluster.nodes > 1
+            && view.window_ends_latest > now
+            && self.with_own(now, terms) as f64 + will_return
+                < will_all_want * self.scale.token as f64
+            && self.arrivals.bursts.expected(now) == 0;
+        is_scarce.then_some(will_hold as u32)
     }
 
     /// Whether this is a sliding window with fewer tokens for each node.
@@ -272,11 +275,6 @@ impl Account {
         per_us * terms.tick_us.min(HOT_US) as f64 >= 1.0
             || per_us.min(share_per_us) * self.cluster.round_trip_us.min(HOT_US) as f64 >= 1.0
     }
-}
-
-/// The longest that the end of a window is.
-fn end_us(terms: &Terms) -> u64 {
-    (terms.scale.window_us() as u64 / END_DIVISOR).min(END_TICKS * terms.tick_us)
 }
 
 #[cfg(test)]

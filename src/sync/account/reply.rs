@@ -17,7 +17,7 @@ const EMPTY_MAX_US: u64 = 25_000;
 const EMPTY_DIVISOR: u64 = 4;
 /// It is taken to be empty for so long at least: else callers would ask at each round trip.
 const EMPTY_MIN_US: u64 = 3_000;
-/// Where nodes hold nothing of the rest of a window, it is taken to be empty for so long.
+/// It is taken to be empty for so long where nodes hold nothing of it any more.
 const EMPTY_AT_LAST_US: u64 = 2_000;
 
 impl Account {
@@ -128,12 +128,10 @@ impl Account {
 
     /// For how long a window that ends soon is taken to be empty.
     fn empty_at_end_us(&self, left_us: u64, now: Timestamp, terms: &Terms) -> u64 {
-        if self.is_scarce_at_last(now, terms) {
-            EMPTY_AT_LAST_US
-        } else if self.is_end_of_window(now, terms) {
-            (left_us / EMPTY_DIVISOR).max(EMPTY_MIN_US)
-        } else {
-            u64::MAX
+        match self.most_of_a_window(now, terms) {
+            _ if !self.is_end_of_window(now, terms) => u64::MAX,
+            Some(0) => EMPTY_AT_LAST_US,
+            _ => (left_us / EMPTY_DIVISOR).max(EMPTY_MIN_US),
         }
     }
 
