@@ -225,6 +225,46 @@ mod tests {
     }
 
     #[test]
+    fn incidents_are_told_in_seconds_and_in_tokens_of_all_nodes() {
+        let trouble = LaneTrouble {
+            losses: 3,
+            first_losses: 1,
+            lost_at: None,
+            lost_records: 4,
+            outages: 5,
+            lent: 6,
+            late_us: 2_500_000,
+            cut_off: 7,
+            cut_off_us: 1_500_000,
+            unanswered_us: 500_000,
+            jumps: 2,
+            jumps_us: 3_000_000,
+        };
+        let mut known = Known::default();
+        known.stalled(1_000_000);
+        known.stalled(2_000_000);
+        let told = Incidents {
+            losses_of_memory: 3,
+            losses_repeated: 2,
+            lost_records: 4,
+            clock_jumps_s: vec![1.5; 2],
+            store_jumps_s: vec![1.5; 2],
+            nodes_cut_off: 7,
+            cut_off_node_s: 1.5,
+            nodes_unanswered: 1,
+            unanswered_node_s: 0.5,
+            outages: 5,
+            lent_tokens: 48.0,
+            returned_apart_s: 2.5,
+            ..Incidents::default()
+        };
+        assert_eq!(known.incidents(Turnover::default(), 8, trouble), told);
+        known.nodes.joined = 1;
+        let incidents = known.incidents(Turnover::default(), 8, trouble);
+        assert_eq!(incidents, Incidents { losses_unheard: 3, ..told });
+    }
+
+    #[test]
     fn bound_that_held_once_is_never_taken_back() {
         let mut books = ExcessBooks::default();
         assert_eq!(books.figures(&terms(2)).bound_tokens, None);

@@ -11,22 +11,23 @@ use crate::time::Timestamp;
 const HOT_US: u64 = 125_000;
 /// Where callers wait for the store, a sliding window with fewer tokens for each node is asked for, and not refilled.
 const ASKED_TOKENS_A_NODE: i64 = 100;
-/// The same of a bucket, while it has tokens. In a silence of the store nodes then have no refill: a larger bucket is not worth that.
-const BUCKET_TOKENS_A_NODE: i64 = 10;
-/// A bucket has tokens if the store has this part of the burst, if no other node spends.
-const ASKED_DIVISOR: i64 = 10;
 /// The same at the end of a sliding window with fewer tokens for each node than this: a node is left with some two tokens that it has not spent
 /// when the window ends.
 const END_TOKENS_A_NODE: i64 = 400;
+/// Where callers wait, a bucket with fewer tokens of its burst for each node is asked for, and not refilled, while it has tokens. In a
+/// silence of the store nodes then have no refill: a larger bucket is not worth that.
+const BUCKET_TOKENS_A_NODE: i64 = 10;
+/// A bucket has tokens from this part of its burst on.
+const HAS_TOKENS_DIVISOR: i64 = 10;
 /// The end of a window is at most so many ticks.
 const END_TICKS: u64 = 2;
 /// The end of a window is at most the window divided by this.
 const END_DIVISOR: u64 = 10;
 /// Where the end of a window is shorter than so many round trips, the store is not asked more than before.
 const END_ROUND_TRIPS: u64 = 10;
-/// Of a sliding window with fewer tokens for each node than this nodes hold less towards its end, if all will be spent.
+/// Where callers wait, a node is to hold less and less of a scarce sliding window with fewer tokens for each node than this.
 const HELD_TOKENS_A_NODE: i64 = 200;
-/// What a node will spend by the end of the window, divided by this, is the most that it holds then.
+/// What a node will spend by the end of the window, divided by this, is the most that it is to hold.
 const HELD_DIVISOR: f64 = 7.0;
 /// Tokens of the burst for each node, so that a node may hold one and leave one.
 const TOKENS_A_NODE: i64 = 2;
@@ -51,7 +52,7 @@ impl Account {
             return 0;
         }
         // A key that may never come again, or not soon, gets no lease, where credit can admit its next request.
-        let may_be_over = history.is_seen_once() || self.is_slow(now, terms);
+        let may_be_over = history.is_seen_once() || self.has_come_once(now, terms);
         if may_be_over && terms.credit.known > 0 && history.largest_denied == 0 {
             return 0;
         }
@@ -72,17 +73,17 @@ impl Account {
             return large.max(i64::from(held));
         }
         let burst = self.arrivals.bursts.expected(now);
-        let need = expected.max(large).max(burst).max(self.first_want(now, terms));
-        let most = self.most_of_a_window(now, terms).unwrap_or(MAX_TOKENS);
-        need.min(self.burst(terms)).min(most.into())
+        let need = expected.max(burst).max(self.first_want(now, terms));
+        let most = self.most_to_hold_of_window(now, terms).unwrap_or(MAX_TOKENS);
+        need.min(most.into()).max(large).min(self.burst(terms)).min(MAX_TOKENS.into())
     }
 
     /// Tokens that will be spent beyond leased refill until the answer to the next report, with room for chance.
     fn expected_spending(&self, now: Timestamp, terms: &Terms) -> i64 {
         let span_us = self.span_us(now, terms);
         let demand = &self.arrivals.demand;
-        // What is leased goes back with this report, if the store is to be asked.
-        let rate = if self.is_asked_for(now, terms) { 0 } else { self.lease.rate() };
+        // What is leased goes back with the next report, if the store is to be asked.
+        let rate = if self.leases_no_refill(now, terms) { 0 } else { self.lease.rate() };
         let flows_in = rate as f64 / terms.scale.token as f64;
         let refill_us = self.lease.window_closes().micros_since(now).min(span_us);
         let missing = (demand.per_us() - flows_in).max(0.0) * refill_us as f64
@@ -138,15 +139,15 @@ impl Account {
     pub(super) fn wanted_per_us(&self, now: Timestamp, terms: &Terms) -> (f64, bool) {
         let first_per_us = self.first_want(now, terms) as f64 / self.span_us(now, terms) as f64;
         let per_us = self.arrivals.demand.per_us().max(first_per_us);
-        (per_us, self.is_hot(per_us, terms) && !self.is_asked_for(now, terms))
+        (per_us, self.is_hot(per_us, terms) && !self.leases_no_refill(now, terms))
     }
 
-    /// Whether callers wait, and the store is better asked than leased from: a node with refill does not ask it for what else is there.
-    fn is_asked_for(&self, now: Timestamp, terms: &Terms) -> bool {
+    /// Whether a caller has waited, and it is better to ask the store than to lease refill: a node with refill denies without asking.
+    fn leases_no_refill(&self, now: Timestamp, terms: &Terms) -> bool {
         let is_better_asked = self.is_beginning(now)
             || self.is_little_of_a_window(terms)
             || self.is_end_of_window(now, terms)
-            || self.is_bucket_to_be_asked(now, terms);
+            || self.is_small_bucket_with_tokens(now, terms);
         self.history.caller_has_waited && is_better_asked
     }
 
@@ -165,9 +166,9 @@ impl Account {
         self.has_fewer_in_a_window(ASKED_TOKENS_A_NODE, terms)
     }
 
-    /// Whether a bucket is so small that nodes with refill strand a large part of it, the store has tokens, and callers can wait for
-    /// them: for the batch that is under way, and for the next.
-    fn is_bucket_to_be_asked(&self, now: Timestamp, terms: &Terms) -> bool {
+    /// Whether a bucket is so small that nodes with refill would strand a large part of it, the store has tokens if no other node has spent
+    /// since its last word, and callers can wait for two answers: that to the batch under way, and the next.
+    fn is_small_bucket_with_tokens(&self, now: Timestamp, terms: &Terms) -> bool {
         let Cluster { nodes, round_trip_us, backlog_us, .. } = self.cluster;
         let level = self.level.estimate(now, &terms.scale).unwrap_or_default();
         // Where the last rate goes on in an outage, there is to be one.
@@ -175,7 +176,7 @@ impl Account {
             && terms.outage != OutagePolicy::LastRate
             && nodes > 1
             && self.burst(terms) < BUCKET_TOKENS_A_NODE * nodes
-            && level >= terms.scale.burst / ASKED_DIVISOR
+            && level >= (terms.scale.burst / HAS_TOKENS_DIVISOR).max(terms.scale.token)
             && 2 * (round_trip_us + backlog_us) <= terms.max_wait_us
     }
 
@@ -190,9 +191,10 @@ impl Account {
             && self.level.view.is_some_and(|view| is_soon(view.window_ends_latest))
     }
 
-    /// The most tokens to hold of a sliding window that has few, if callers wait and nodes would spend and hold more than there is: what a
-    /// node still held at the end, others would have lacked.
-    pub(super) fn most_of_a_window(&self, now: Timestamp, terms: &Terms) -> Option<u32> {
+    /// The most tokens that this node is to hold of a sliding window, if there is less of it than nodes will spend and hold by its end, as
+    /// if each were asked for as much as this one; `None` if there is enough, or nobody waits. What a node held at the end of a window,
+    /// others have lacked. What others hold now is not known, and does not count as there.
+    pub(super) fn most_to_hold_of_window(&self, now: Timestamp, terms: &Terms) -> Option<u32> {
         let view = self.level.view.as_ref()?;
         let left_us = view.window_ends_latest.micros_since(now);
         let will_spend = self.arrivals.demand.over(left_us);
@@ -249,13 +251,13 @@ impl Account {
         2 * self.cluster.round_trip_us > terms.tick_us && self.burst(terms) >= self.cluster.nodes
     }
 
-    /// Whether there has been one request in a tick or more, and the bucket is nearly full. What a node held of it would go back with one
-    /// more report.
-    fn is_slow(&self, now: Timestamp, terms: &Terms) -> bool {
+    /// Whether the account is a tick old, has had one request, and the bucket is nearly full. What a node held of it would go back with
+    /// one more report. A far node needs so long to get it again that it keeps it.
+    fn has_come_once(&self, now: Timestamp, terms: &Terms) -> bool {
         let history = &self.history;
-        let has_come_once = history.requests <= 1 && !history.caller_has_waited;
+        let is_one = history.requests <= 1 && !history.caller_has_waited;
         let is_old = now >= history.opened.plus_micros(terms.tick_us);
-        has_come_once && is_old && !self.is_far(terms) && self.level.is_mostly_unspent(&terms.scale)
+        is_one && is_old && !self.is_far(terms) && self.level.is_mostly_unspent(&terms.scale)
     }
 
     fn is_beginning(&self, now: Timestamp) -> bool {
@@ -291,6 +293,8 @@ mod tests {
         let limit = || Limit::new("x", Quota::per_second(1000).burst(199));
         let terms = limit().validate_hybrid(20).unwrap();
         let last_rate = limit().outage(OutagePolicy::LastRate).validate_hybrid(20).unwrap();
+        let tiny = Limit::new("x", Quota::per_second(1000).burst(5)).validate_hybrid(20).unwrap();
+        let window = Limit::new("x", SlidingWindow::per_second(199)).validate_hybrid(20).unwrap();
         let [near_us, far_us, slow_us] = [1_000, 25_000, 25_001];
         for (nodes, round_trip_us, backlog_us, tokens, terms, is_asked) in [
             (20, near_us, 0, 100, &terms, true),
@@ -301,17 +305,95 @@ mod tests {
             (20, slow_us, 0, 100, &terms, false),
             (20, near_us, far_us, 100, &terms, false),
             (20, near_us, 0, 100, &last_rate, false),
+            (20, near_us, 0, 2, &tiny, true),
+            (20, near_us, 0, 0, &tiny, false),
+            (1, near_us, 0, 2, &tiny, false),
+            (20, near_us, 0, 100, &window, false),
         ] {
             let mut account = account_of(terms);
             let case = (nodes, round_trip_us, backlog_us, tokens, terms.outage);
-            assert!(!account.is_bucket_to_be_asked(OPENED, terms), "{case:?}: nothing is known");
+            assert!(
+                !account.is_small_bucket_with_tokens(OPENED, terms),
+                "{case:?}: nothing is known"
+            );
             account.cluster = Cluster { nodes, round_trip_us, backlog_us, time_us: 0 };
             let entry = account.report(&"x".into(), terms, OPENED, false);
             account.end_report();
             let available = tokens * terms.scale.token;
             let given = Given { available, life_us: 2_000_000, ..Given::default() };
             account.install(&given, &entry, OPENED, OPENED, terms);
-            assert_eq!(account.is_bucket_to_be_asked(OPENED, terms), is_asked, "{case:?}");
+            assert_eq!(account.is_small_bucket_with_tokens(OPENED, terms), is_asked, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn less_and_less_is_held_of_a_sliding_window_that_is_scarce() {
+        let of =
+            |tokens| Limit::new("x", SlidingWindow::per_second(tokens)).validate_hybrid(8).unwrap();
+        let (large, small) = (of(1000), of(100));
+        // A node spends 200 a second, and the window ends half a second later: each of 8 will spend 100, and hold a seventh of that.
+        for (terms, nodes, at_ms, available, previous, has_waited, most) in [
+            (&large, 8, 0, 500, 800, true, Some(14)),
+            (&large, 8, 0, 515, 800, true, None),
+            (&large, 8, 0, 500, 830, true, None),
+            (&large, 8, 480, 0, 0, true, Some(0)),
+            (&large, 8, 600, -1, 0, true, None),
+            (&large, 8, 0, 500, 800, false, None),
+            (&large, 6, 0, 0, 0, true, Some(14)),
+            (&large, 5, 0, 0, 0, true, None),
+            (&small, 2, 0, 0, 0, true, Some(14)),
+            (&small, 1, 0, 0, 0, true, None),
+        ] {
+            let mut account = account_of(terms);
+            let now = OPENED.plus_micros(1000 * at_ms);
+            assert_eq!(account.most_to_hold_of_window(now, terms), None, "nothing is known");
+            account.cluster.nodes = nodes;
+            account.history.caller_has_waited = has_waited;
+            let second = OPENED.plus_micros(1_000_000);
+            account.arrivals.demand.observe(200, true, second, terms.tick_us, 1_000_000);
+            let entry = account.report(&"x".into(), terms, OPENED, false);
+            account.end_report();
+            account.arrivals.demand.observe(200, true, second, terms.tick_us, 1_000_000);
+            let token = terms.scale.token;
+            let (available, previous) = (available * token, previous * token);
+            let given = Given {
+                stamp_us: 10_500_000,
+                life_us: 2_000_000,
+                available,
+                previous,
+                ..Given::default()
+            };
+            account.install(&given, &entry, OPENED, OPENED, terms);
+            let case = (nodes, at_ms, available, previous, has_waited);
+            assert_eq!(account.most_to_hold_of_window(now, terms), most, "{case:?}");
+        }
+    }
+
+    #[test]
+    fn key_has_come_once_if_a_near_account_is_a_tick_old_and_its_bucket_is_nearly_full() {
+        let terms = Limit::new("x", Quota::per_second(1).burst(100)).validate_hybrid(4).unwrap();
+        let tick_ms = terms.tick_us / 1000;
+        for (requests, at_ms, has_waited, round_trip_ms, level, has_come_once) in [
+            (1, tick_ms, false, 1, 100, true),
+            (1, tick_ms - 1, false, 1, 100, false),
+            (2, tick_ms, false, 1, 100, false),
+            (1, tick_ms, true, 1, 100, false),
+            (1, tick_ms, false, tick_ms, 100, false),
+            (1, tick_ms, false, 1, 70, false),
+        ] {
+            let mut account = account_of(&terms);
+            account.history.requests = requests;
+            account.history.caller_has_waited = has_waited;
+            account.cluster.nodes = 4;
+            account.cluster.round_trip_us = 1000 * round_trip_ms;
+            let entry = account.report(&"x".into(), &terms, OPENED, false);
+            account.end_report();
+            let level = level * terms.scale.token;
+            let given = Given { level, life_us: 2_000_000, ..Given::default() };
+            account.install(&given, &entry, OPENED, OPENED, &terms);
+            let now = OPENED.plus_micros(1000 * at_ms);
+            let case = (requests, at_ms, has_waited, round_trip_ms, level);
+            assert_eq!(account.has_come_once(now, &terms), has_come_once, "{case:?}");
         }
     }
 

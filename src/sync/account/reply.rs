@@ -17,7 +17,7 @@ const EMPTY_MAX_US: u64 = 25_000;
 const EMPTY_DIVISOR: u64 = 4;
 /// It is taken to be empty for so long at least: else callers would ask at each round trip.
 const EMPTY_MIN_US: u64 = 3_000;
-/// It is taken to be empty for so long where nodes hold nothing of it any more.
+/// It is taken to be empty for so long where this node is to hold nothing of it.
 const EMPTY_AT_LAST_US: u64 = 2_000;
 
 impl Account {
@@ -126,9 +126,9 @@ impl Account {
         self.bucket.set_view(tokens, now, empty_for_ms, credit_from);
     }
 
-    /// For how long a window that ends soon is taken to be empty.
+    /// For how long a window that ends soon is taken to be empty, at most. Others have no such bound.
     fn empty_at_end_us(&self, left_us: u64, now: Timestamp, terms: &Terms) -> u64 {
-        match self.most_of_a_window(now, terms) {
+        match self.most_to_hold_of_window(now, terms) {
             _ if !self.is_end_of_window(now, terms) => u64::MAX,
             Some(0) => EMPTY_AT_LAST_US,
             _ => (left_us / EMPTY_DIVISOR).max(EMPTY_MIN_US),

@@ -28,6 +28,18 @@ fn entries(count: usize) -> Vec<Entry> {
     vec![Entry::empty(Scale { rate: 1, token: 1, burst: 1, curve: Curve::Refill }); count]
 }
 
+#[test]
+fn node_says_whether_it_has_settled_and_whether_it_leaves() {
+    for (settled, leaving, flags) in [
+        (false, false, 0),
+        (true, false, SETTLED),
+        (false, true, LEAVING),
+        (true, true, SETTLED | LEAVING),
+    ] {
+        assert_eq!(Knowledge { settled, leaving, ..Knowledge::default() }.flags(), flags);
+    }
+}
+
 proptest! {
     #[test]
     fn reply_survives_its_encoding(
