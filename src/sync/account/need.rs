@@ -296,22 +296,22 @@ mod tests {
         let tiny = Limit::new("x", Quota::per_second(1000).burst(5)).validate_hybrid(20).unwrap();
         let window = Limit::new("x", SlidingWindow::per_second(199)).validate_hybrid(20).unwrap();
         let [near_us, far_us, slow_us] = [1_000, 25_000, 25_001];
-        for (nodes, round_trip_us, backlog_us, tokens, terms, is_asked) in [
-            (20, near_us, 0, 100, &terms, true),
-            (20, near_us, 0, 20, &terms, true),
-            (20, near_us, 0, 19, &terms, false),
-            (19, near_us, 0, 100, &terms, false),
-            (20, far_us, 0, 100, &terms, true),
-            (20, slow_us, 0, 100, &terms, false),
-            (20, near_us, far_us, 100, &terms, false),
-            (20, near_us, 0, 100, &last_rate, false),
-            (20, near_us, 0, 2, &tiny, true),
-            (20, near_us, 0, 0, &tiny, false),
-            (1, near_us, 0, 2, &tiny, false),
-            (20, near_us, 0, 100, &window, false),
+        for (nodes, round_trip_us, backlog_us, tenths, terms, is_asked) in [
+            (20, near_us, 0, 1000, &terms, true),
+            (20, near_us, 0, 200, &terms, true),
+            (20, near_us, 0, 190, &terms, false),
+            (19, near_us, 0, 1000, &terms, false),
+            (20, far_us, 0, 1000, &terms, true),
+            (20, slow_us, 0, 1000, &terms, false),
+            (20, near_us, far_us, 1000, &terms, false),
+            (20, near_us, 0, 1000, &last_rate, false),
+            (20, near_us, 0, 10, &tiny, true),
+            (20, near_us, 0, 9, &tiny, false),
+            (1, near_us, 0, 10, &tiny, false),
+            (20, near_us, 0, 1000, &window, false),
         ] {
             let mut account = account_of(terms);
-            let case = (nodes, round_trip_us, backlog_us, tokens, terms.outage);
+            let case = (nodes, round_trip_us, backlog_us, tenths, terms.outage);
             assert!(
                 !account.is_small_bucket_with_tokens(OPENED, terms),
                 "{case:?}: nothing is known"
@@ -319,7 +319,7 @@ mod tests {
             account.cluster = Cluster { nodes, round_trip_us, backlog_us, time_us: 0 };
             let entry = account.report(&"x".into(), terms, OPENED, false);
             account.end_report();
-            let available = tokens * terms.scale.token;
+            let available = tenths * terms.scale.token / 10;
             let given = Given { available, life_us: 2_000_000, ..Given::default() };
             account.install(&given, &entry, OPENED, OPENED, terms);
             assert_eq!(account.is_small_bucket_with_tokens(OPENED, terms), is_asked, "{case:?}");
