@@ -191,9 +191,9 @@ impl Account {
             && self.level.view.is_some_and(|view| is_soon(view.window_ends_latest))
     }
 
-    /// The most tokens that this node is to hold of a sliding window, if there is less of it than nodes will spend and hold by its end, as
-    /// if each were asked for as much as this one; `None` if there is enough, or nobody waits. What a node held at the end of a window,
-    /// others have lacked. What others hold now is not known, and does not count as there.
+    /// The most tokens that this node is to hold of a scarce sliding window; `None` if it is not scarce, or nobody waits. It is scarce if
+    /// there is less than all nodes will spend and hold by its end, where each is asked for as much as this one. What other nodes hold is
+    /// not known, and not counted.
     pub(super) fn most_to_hold_of_window(&self, now: Timestamp, terms: &Terms) -> Option<u32> {
         let view = self.level.view.as_ref()?;
         let left_us = view.window_ends_latest.micros_since(now);
