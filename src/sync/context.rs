@@ -480,3 +480,97 @@ impl Context {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    fn books(limit: Limit) -> LimitBooks {
+        let terms = limit.validate_hybrid(4).unwrap();
+        let config = LimitConfig { name: "x".into(), terms, plans: Vec::new() };
+        LimitBooks::new(config, Nodes::new(None, 100_000))
+    }
+
+    fn context(limit: Limit) -> Context {
+        let (recovery_us, lease_us) = (1_000_000, 2_000_000);
+        let timings = Timings { recovery_us, lease_us, silence_us: 1_500_000, retry_us: 100_000 };
+        Context::new(vec![books(limit)], 1, timings, 7, Timestamp::ZERO)
+    }
+
+    fn events(context: &mut Context) -> Vec<Event> {
+        let outputs = context.outputs.drain(..);
+        outputs
+            .filter_map(|output| if let Output::Event(event) = output { Some(event) } else { None })
+            .collect()
+    }
+
+    #[test]
+    fn decisions_without_room_for_their_keys_are_counted_and_handed_out_once() {
+        let mut books = books(Limit::new("x", Quota::per_second(100)));
+        assert!(books.take_decisions().is_none());
+        for overflowed in [2, 3] {
+            books.count(LimitCounts { overflowed, ..LimitCounts::default() });
+        }
+        let event = books.take_decisions();
+        let Some(Event::Decisions { overflowed: 5, allowed: 0, .. }) = event else {
+            panic!("{event:?}")
+        };
+        assert!(books.take_decisions().is_none());
+    }
+
+    #[test]
+    fn limit_that_is_closed_gives_no_credit_in_an_outage_of_all_lanes() {
+        for (outage, on_policy, all_down, is_given) in [
+            (OutagePolicy::Closed, true, true, false),
+            (OutagePolicy::Closed, true, false, true),
+            (OutagePolicy::Closed, false, true, true),
+            (OutagePolicy::Share, true, true, true),
+        ] {
+            let mut context = context(Limit::new("x", Quota::per_second(100)).outage(outage));
+            (context.limits[0].on_policy, context.all_down) = (on_policy, all_down);
+            context.set_credit(Timestamp::ZERO);
+            let is_any = context.limits[0].terms.credit != Credit::NONE;
+            assert_eq!(is_any, is_given, "{outage:?}, {on_policy}, {all_down}");
+        }
+    }
+
+    #[test]
+    fn plan_of_other_nodes_is_named_in_tokens_and_once_a_minute() {
+        let mut context = context(Limit::new("x", Quota::per_second(100)));
+        let other = books(Limit::new("x", Quota::per_second(500).burst(700)));
+        for (second, is_named) in [(1, true), (60, false), (61, true)] {
+            let now = Timestamp::from_micros(1_000_000 * second);
+            context.outputs.clear();
+            context.follows_other_plan(0, Some("gold"), other.terms.stored_scale, now);
+            let events = events(&mut context);
+            assert_eq!(events.len(), usize::from(is_named), "{second}");
+            if let Some(event) = events.first() {
+                let Event::PlansDiffer { stored_burst: 700, stored_per_second, .. } = event else {
+                    panic!("{event:?}")
+                };
+                assert!((stored_per_second - 500.0).abs() < 1e-9, "{stored_per_second}");
+            }
+        }
+    }
+
+    #[test]
+    fn nodes_that_accuracy_leaves_no_credit_are_told_so_once() {
+        let accurate = || Limit::new("x", Quota::per_second(100)).accuracy(0.05);
+        for (limit, nodes, told) in [
+            (accurate(), 2, 0),
+            (accurate(), 20, 1),
+            (Limit::new("x", Quota::per_second(100)), 20, 0),
+            (Limit::new("x", Quota::per_second(100)).credit(0), 20, 0),
+        ] {
+            let mut context = context(limit);
+            for _ in 0..2 {
+                context.counted(0, nodes, Timestamp::ZERO);
+                context.counted_of_limits(0, &[nodes], nodes, Timestamp::ZERO);
+            }
+            let missing = |event: &Event| matches!(event, Event::NoCredit { .. });
+            assert_eq!(events(&mut context).iter().filter(|event| missing(event)).count(), told);
+        }
+    }
+}

@@ -238,3 +238,38 @@ fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
         ..entry.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    fn terms_of(rate: u64) -> Terms {
+        Limit::new("x", Quota::per_second(rate)).validate_hybrid(4).unwrap()
+    }
+
+    #[test]
+    fn another_plan_is_asked_for_once_with_the_next_version() {
+        let (own, other) = (terms_of(100), terms_of(200));
+        let mut quota = AgreedQuota::of(&own, false);
+        let first = quota.version();
+        quota.set_taken();
+        assert!(!quota.ask_for(&own), "it is in force");
+        assert!(quota.ask_for(&other));
+        assert_eq!(quota.version(), first + 1);
+        assert!(quota.insists && quota.stored().is_same_quota(&other.stored_scale));
+        assert!(!quota.ask_for(&other), "it is asked for");
+    }
+
+    #[test]
+    fn changes_of_plan_are_counted_up_to_what_a_version_has_room_for() {
+        let mut quota = AgreedQuota::of(&terms_of(100), false);
+        let definition = quota.version();
+        for (before, after) in [(0, 1), (CHANGES_MAX - 1, CHANGES_MAX), (CHANGES_MAX, CHANGES_MAX)]
+        {
+            quota.insist(definition + before);
+            assert_eq!(quota.version() - definition, after);
+        }
+    }
+}

@@ -61,3 +61,33 @@ impl Account {
         (overdraw * OVERDRAW_PARTS as f64) as u8
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{OPENED, account_of};
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    /// How much of a token may be overdrawn where a node with leased refill is asked for so many times that.
+    fn overdrawn(burst: u64, nodes: i64, times: u32, owes: bool) -> u8 {
+        let limit = Limit::new("x", Quota::per_second(1000).burst(burst));
+        let terms = limit.validate_hybrid(20).unwrap();
+        let mut account = account_of(&terms);
+        account.cluster.nodes = nodes;
+        account.lease.held.rate = terms.scale.token / 20_000;
+        account.spending.owes = owes;
+        let (demand, second_us) = (&mut account.arrivals.demand, 1_000_000);
+        let now = OPENED.plus_micros(second_us);
+        demand.observe(u64::from(50 * times), true, now, terms.tick_us, second_us);
+        account.overdraw(&terms)
+    }
+
+    #[test]
+    fn half_of_a_token_is_overdrawn_and_more_on_many_nodes_in_little_overload() {
+        assert_eq!(overdrawn(100, 15, 2, false), 32);
+        assert_eq!(overdrawn(100, 16, 2, false), 48, "three quarters are the most");
+        assert!((36..=40).contains(&overdrawn(100, 16, 10, false)), "half and a tenth");
+        assert_eq!(overdrawn(1600, 16, 2, false), 0, "fractions do not matter");
+        assert_eq!(overdrawn(100, 16, 2, true), 0);
+    }
+}

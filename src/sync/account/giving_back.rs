@@ -133,3 +133,42 @@ impl Account {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{OPENED, account_of};
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    /// What is given back by a node that is leased refill of 100, and then needs this much of it, and the part of a token that it keeps.
+    fn given_back(rate_used: i64) -> (i64, i64, i64) {
+        let terms = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
+        let mut account = account_of(&terms);
+        account.lease.held.rate = 100;
+        account.lease.held.depth = 5;
+        account.lease.remainder = 123;
+        account.lease.ends = OPENED.plus_micros(2_000_000);
+        let returned = account.give_back(&terms, OPENED, 0, rate_used);
+        (returned.rate, returned.units, account.lease.remainder)
+    }
+
+    #[test]
+    fn part_of_a_token_goes_back_with_the_last_refill() {
+        assert_eq!(given_back(100), (0, 0, 123));
+        assert_eq!(given_back(0), (100, 123, 0));
+    }
+
+    #[test]
+    fn what_is_outstanding_and_neither_here_nor_spent_is_given_up_where_nothing_flows_in() {
+        let terms = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
+        for (rate, lost) in [(0, 7), (100, 0)] {
+            let mut account = account_of(&terms);
+            account.lease.held.rate = rate;
+            account.lease.held.outstanding = 10 * terms.scale.token;
+            account.lease.ends = OPENED.plus_micros(2_000_000);
+            account.spending.unsent.spent = 3;
+            let returned = account.give_back(&terms, OPENED, 0, rate);
+            assert_eq!(returned.forfeited, lost * terms.scale.token);
+        }
+    }
+}

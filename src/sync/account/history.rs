@@ -82,3 +82,24 @@ impl History {
         now.micros_since(self.last_request) >= self.linger_us(terms)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_begins_for_a_moment_and_for_few_requests_where_there_are_other_nodes() {
+        let opened = Timestamp::from_micros(1_000);
+        for (after_us, nodes, requests, is_beginning) in [
+            (BEGINNING_US - 1, 2, TELLING_REQUESTS - 1, true),
+            (BEGINNING_US, 2, 0, false),
+            (0, 1, 0, false),
+            (0, 2, TELLING_REQUESTS, false),
+        ] {
+            let history = History { requests, ..History::new(opened, None) };
+            let now = opened.plus_micros(after_us);
+            let case = (after_us, nodes, requests);
+            assert_eq!(history.is_beginning(nodes, now), is_beginning, "{case:?}");
+        }
+    }
+}

@@ -253,6 +253,8 @@ impl Level {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
 
     const SECOND_US: u64 = 1_000_000;
 
@@ -272,5 +274,57 @@ mod tests {
         let tokens = |us| level.estimate(at(us), &scale).unwrap() / scale.token;
         let seen = [0, 1, 3, 5].map(|halves| tokens(halves * SECOND_US / 2));
         assert_eq!(seen, [-150, -50, 50, 100]);
+    }
+
+    /// In a second a node took 10 tokens and returned 2, and the level rose from 20 to 30: without it, by 18.
+    #[test]
+    fn growth_is_how_much_the_level_rose_and_what_this_node_took_of_it() {
+        let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+        let token = terms.scale.token;
+        let window = StoredWindow { length_us: 1, left_us: 1 };
+        let given = |tokens: i64| Given { available: tokens * token, ..Given::default() };
+        let mut level = Level::new(None, terms.scale.rate);
+        level.install(&given(20), &window, 0, at(0));
+        let entry = Entry { debt: 6, returned: 2 * token, ..Entry::empty(terms.scale) };
+        let later = Given { tokens: 4, ..given(30) };
+        level.observe_growth(&later, &entry, 4, at(terms.tick_us - 1), &terms);
+        assert!((level.growth - terms.scale.rate as f64).abs() < 1e-6, "too soon to tell");
+        // At least an even part of the rate: 25 a second, not 18. It is the mean of that and the rate at first.
+        level.observe_growth(&later, &entry, 4, at(SECOND_US), &terms);
+        let per_second = |growth: f64| growth * 1e6 / token as f64;
+        assert!((per_second(level.growth) - 62.5).abs() < 0.1, "{}", per_second(level.growth));
+        level.observe_growth(&later, &entry, 10, at(SECOND_US), &terms);
+        assert!((per_second(level.growth) - 40.25).abs() < 0.1, "{}", per_second(level.growth));
+    }
+
+    #[test]
+    fn token_comes_when_what_is_missing_of_it_has_grown() {
+        let scale = Scale { rate: 100, token: 1_000_000, burst: 100_000_000, curve: Curve::Refill };
+        let mut level = Level::new(None, scale.rate);
+        level.growth = 50.0;
+        let window = StoredWindow { length_us: 1, left_us: 1 };
+        for (available, leased, in_us) in
+            [(0, 0, 20_000), (500_000, 0, 10_000), (0, 75, 40_000), (1_000_000, 0, 0)]
+        {
+            let given = Given { available, leased, ..Given::default() };
+            assert_eq!(level.token_in_us(&given, &scale, &window), in_us, "{available}, {leased}");
+        }
+        let (scale, whole) = (Scale { curve: Curve::FixedWindow, ..scale }, scale.token);
+        for (available, in_us) in [(whole - 1, 1), (whole, 0)] {
+            let given = Given { available, ..Given::default() };
+            assert_eq!(level.token_in_us(&given, &scale, &window), in_us, "of a window");
+        }
+    }
+
+    /// A month may have 28 days: the longest window of all is no measure for the one that ends soon.
+    #[test]
+    fn calendar_window_is_full_at_its_end_and_at_once_if_nothing_is_missing() {
+        let curve = Curve::CalendarWindow;
+        let scale = Scale { rate: 1, token: 1_000_000, burst: 100_000_000, curve };
+        let mut level = Level::new(None, scale.rate);
+        let window = StoredWindow { length_us: 1, left_us: SECOND_US };
+        level.install(&Given::default(), &window, 0, at(0));
+        assert_eq!(level.full_at(0, at(5), &scale), at(5));
+        assert_eq!(level.full_at(scale.token, at(5), &scale), at(SECOND_US));
     }
 }

@@ -281,9 +281,12 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Account;
     use super::super::Cluster;
     use super::super::samples::{OPENED, account_of};
+    use crate::algorithm::FixedWindow;
     use crate::algorithm::SlidingWindow;
+    use crate::limit::Terms;
     use crate::limit::{Limit, OutagePolicy};
     use crate::quota::Quota;
     use crate::sync::message::Given;
@@ -413,5 +416,55 @@ mod tests {
             [0, 399, 401, 499, 500, 600].map(is_end),
             [false, false, true, true, false, false]
         );
+    }
+
+    /// An account whose limit has four nodes, at the store's first answer that so many tokens are there.
+    fn viewed(terms: &Terms, tokens: i64) -> Account {
+        let mut account = account_of(terms);
+        account.cluster.nodes = 4;
+        let entry = account.report(&"x".into(), terms, OPENED, false);
+        account.end_report();
+        let available = tokens * terms.scale.token;
+        let given = Given { available, level: available, life_us: 2_000_000, ..Given::default() };
+        account.install(&given, &entry, OPENED, OPENED, terms);
+        account
+    }
+
+    #[test]
+    fn window_lasts_for_all_if_each_node_can_hold_as_much_as_this_one() {
+        let window = Limit::new("x", FixedWindow::per_second(100)).validate_hybrid(4).unwrap();
+        let bucket = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+        for (terms, tokens, lasts) in
+            [(&window, 40, true), (&window, 39, false), (&bucket, 100, false)]
+        {
+            let account = viewed(terms, tokens);
+            assert_eq!(account.lasts_for_all(10, OPENED, terms), lasts, "{tokens}");
+        }
+    }
+
+    #[test]
+    fn refill_of_two_round_trips_is_asked_for_before_the_first_answer_if_requests_go_on() {
+        let terms = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
+        let linger_us = 1_000_000;
+        for (requests, after_us, tokens) in [(1, 0, 0), (2, 0, 20), (2, linger_us, 0)] {
+            let mut account = account_of(&terms);
+            account.cluster.round_trip_us = 10_000;
+            account.history.requests = requests;
+            let now = OPENED.plus_micros(after_us);
+            assert_eq!(account.first_want(now, &terms), tokens, "{requests}, {after_us}");
+        }
+        assert_eq!(viewed(&terms, 1000).first_want(OPENED, &terms), 0, "it has answered");
+    }
+
+    #[test]
+    fn end_of_a_window_lasts_for_ten_round_trips_or_is_not_asked_for() {
+        let terms = Limit::new("x", SlidingWindow::per_second(1000)).validate_hybrid(4).unwrap();
+        let mut account = viewed(&terms, 0);
+        // The view's window ends a second later.
+        let now = OPENED.plus_micros(950_000);
+        for (round_trip_us, is_end) in [(10_000, true), (10_001, false)] {
+            account.cluster.round_trip_us = round_trip_us;
+            assert_eq!(account.is_end_of_window(now, &terms), is_end, "{round_trip_us}");
+        }
     }
 }

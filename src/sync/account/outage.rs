@@ -221,6 +221,10 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use super::super::samples::account_of;
+    use crate::algorithm::Rule;
+    use crate::quota::Quota;
+    use crate::sync::message::Given;
     use std::sync::Arc;
 
     use super::super::Cluster;
@@ -268,5 +272,81 @@ mod tests {
     fn policy_charges_what_it_took_in_a_window_to_the_next_where_the_engine_is_late() {
         assert_eq!(taken(at(1_000_000), true, 1_100_000), [7, 0], "by the clock");
         assert_eq!(taken(at(998_000), false, 1_100_000), [7, 0], "by other keys");
+    }
+
+    /// An account in an outage of a limit of windows that has this policy, with a lease of 30 tokens that is alive. Its window ends at 0.5 s.
+    fn in_outage(rule: impl Into<Rule>, policy: OutagePolicy, leased: i64) -> (Account, Terms) {
+        let terms = Limit::new("x", rule).credit(0).outage(policy).validate_hybrid(1).unwrap();
+        let mut account = account_of(&terms);
+        let entry = account.report(&"x".into(), &terms, at(1_000), false);
+        account.end_report();
+        let given = Given {
+            tokens: leased,
+            depth: leased,
+            life_us: 2_000_000,
+            stamp_us: 1_000_000,
+            tag: 1_000_000 / terms.epoch_us as i64,
+            ..Given::default()
+        };
+        account.install(&given, &entry, at(1_000), at(1_000), &terms);
+        let outage = Outage { from: at(2_000), ended: at(2_000), last_us: 0 };
+        account.enter_policy(at(2_000), &outage, &terms, 1);
+        account.open_policy_window(Some(PolicyWindow { ends_us: 2_000_000, ends: at(500_000) }));
+        (account, terms)
+    }
+
+    fn spend(account: &Account, terms: &Terms, cost: u32, us: u64) {
+        let (plan, first_credit, can_wait) = (NewKey::NO_PLAN, 0, false);
+        let ask = Ask { cost, scale: terms.scale, first_credit, plan, can_wait };
+        assert!(account.bucket.decide(ask, at(us)).is_allowed());
+    }
+
+    const NEXT: PolicyWindow =
+        PolicyWindow { ends_us: 3_000_000, ends: Timestamp::from_micros(2_000_000) };
+
+    #[test]
+    fn windows_of_a_policy_are_counted_while_they_are_used_and_long_ones_always() {
+        let (second, minute) = (FixedWindow::per_second(1000), FixedWindow::per_minute(1000));
+        for (window, spent, is_in_time, is_counted) in [
+            (second, 3, true, true),
+            (second, 0, true, false),
+            (second, 3, false, false),
+            (minute, 0, true, true),
+            (minute, 3, false, true),
+        ] {
+            let (mut account, terms) = in_outage(window, OutagePolicy::Open, 0);
+            if spent > 0 {
+                spend(&account, &terms, spent, 300_000);
+            }
+            account.turn_policy_window(at(498_000), Some(NEXT), is_in_time);
+            let case = (window, spent, is_in_time);
+            assert_eq!(account.policy_window().is_some(), is_counted, "{case:?}");
+        }
+    }
+
+    /// A share goes on in the next window with what it has not spent of the lease.
+    #[test]
+    fn rest_of_a_lease_is_the_leases_in_the_next_window_too() {
+        let window = FixedWindow::per_second(1000);
+        let (mut account, terms) = in_outage(window, OutagePolicy::Share, 30);
+        assert_eq!(account.policy.map(|policy| policy.own), Some(30));
+        spend(&account, &terms, 10, 300_000);
+        account.turn_policy_window(at(498_000), Some(NEXT), true);
+        assert_eq!(account.policy.map(|policy| policy.own), Some(20));
+    }
+
+    #[test]
+    fn share_of_the_last_view_is_lent_to_keys_without_a_lease() {
+        for (depth, lent) in [(0, 10), (1, 0)] {
+            let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+            let mut account = account_of(&terms);
+            let entry = account.report(&"x".into(), &terms, at(1_000), false);
+            account.end_report();
+            let available = 40 * terms.scale.token;
+            let given = Given { available, depth, life_us: 2_000_000, ..Given::default() };
+            account.install(&given, &entry, at(1_000), at(1_000), &terms);
+            let outage = Outage { from: at(2_000), ended: at(2_000), last_us: 0 };
+            assert_eq!(account.enter_policy(at(2_000), &outage, &terms, 4), lent);
+        }
     }
 }

@@ -223,3 +223,28 @@ impl Account {
         self.schedule.judge_early(brought || is_plenty || is_credited, terms.tick_us, now);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples::{OPENED, account_of};
+    use super::*;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    #[test]
+    fn early_report_for_credit_helped_if_it_asked_for_nothing_else_and_nothing_is_owed() {
+        for (want, available, credit, helped) in
+            [(0, 0, 1, true), (0, -1, 1, false), (0, 0, 0, false), (5, 0, 1, false)]
+        {
+            let limit = Limit::new("x", Quota::per_second(100)).credit(credit);
+            let terms = limit.validate_hybrid(4).unwrap();
+            let mut account = account_of(&terms);
+            account.schedule.touch(true, terms.tick_us, OPENED);
+            let given = Given { available, ..Given::default() };
+            let entry = Entry { want, ..Entry::empty(terms.scale) };
+            account.judge_early(&given, &entry, OPENED, &terms);
+            let case = (want, available, credit);
+            assert_eq!(account.schedule.early_from() <= OPENED, helped, "{case:?}");
+        }
+    }
+}

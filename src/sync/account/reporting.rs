@@ -161,6 +161,7 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::super::samples::{OPENED, account_of};
+    use crate::algorithm::SlidingWindow;
     use crate::limit::Limit;
     use crate::quota::Quota;
 
@@ -175,5 +176,24 @@ mod tests {
         account.revoke(&entry);
         assert_eq!(account.lease.held.depth, 5, "the store may have it");
         assert_eq!(account.lease.applied(0, 0).depth, 0);
+    }
+
+    /// What the store has lost is told as the most that it may have been.
+    #[test]
+    fn node_may_hold_all_leased_depth_the_part_of_a_token_and_what_it_spent() {
+        let bucket = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
+        let window = Limit::new("x", SlidingWindow::per_second(1000)).validate_hybrid(4).unwrap();
+        for (terms, rate, tokens) in
+            [(&bucket, 1, 10 + 1 + 3), (&bucket, 0, 1 + 3), (&window, 1, 10 + 3)]
+        {
+            let mut account = account_of(terms);
+            (account.lease.held.depth, account.lease.held.rate) = (10, rate);
+            account.spending.unsent.spent = 3;
+            assert_eq!(account.most_held(), tokens * terms.scale.token);
+        }
+        let mut account = account_of(&bucket);
+        (account.lease.restore, account.spending.unsent.spent) = (true, 3);
+        let entry = account.report(&"x".into(), &bucket, OPENED, false);
+        assert_eq!((entry.restore, entry.held.outstanding), (true, 4 * bucket.scale.token));
     }
 }

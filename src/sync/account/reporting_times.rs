@@ -270,4 +270,26 @@ mod tests {
         account.put_off(PROBE_AT);
         assert_eq!(next(&account), PROBE_AT.plus_micros(terms.tick_us));
     }
+
+    #[test]
+    fn first_spending_of_a_full_bucket_is_reported_at_once_where_callers_wait() {
+        let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+        let full = terms.scale.burst;
+        for (level, reported, rate, has_waited, spent, is_due) in [
+            (full, 0, 0, true, 1, true),
+            (full - 1, 0, 0, true, 1, false),
+            (full, 1, 0, true, 1, false),
+            (full, 0, 1, true, 1, false),
+            (full, 0, 0, false, 1, false),
+            (full, 0, 0, true, 0, false),
+        ] {
+            let mut account = account_of(&terms);
+            account.history.caller_has_waited = has_waited;
+            (account.lease.held.rate, account.spending.unsent.spent) = (rate, spent);
+            let given = Given { level, ..Given::default() };
+            let entry = Entry { spent: reported, ..Entry::empty(terms.scale) };
+            let case = (level, reported, rate, has_waited, spent);
+            assert_eq!(account.has_spent_of_full(&given, &entry, &terms), is_due, "{case:?}");
+        }
+    }
 }

@@ -105,7 +105,10 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use super::super::samples::account_of;
     use super::*;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
 
     fn at(ms: u64) -> Timestamp {
         Timestamp::from_micros(1000 * ms)
@@ -137,5 +140,42 @@ mod tests {
         resets.end(resets.asked, ResetOutcome::Taken);
         assert_eq!(resets.outcomes[1..], [(2, ResetOutcome::Taken)]);
         assert!(resets.is_none());
+    }
+
+    fn account() -> Account {
+        account_of(&Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap())
+    }
+
+    #[test]
+    fn reset_is_asked_for_with_a_report_and_its_caller_is_told_when_it_was_applied() {
+        let mut account = account();
+        assert!(!account.ask_reset(false), "nobody resets the key");
+        account.reset(ResetWaiter { ticket: 7, deadline: at(100) }, at(10));
+        assert_eq!(account.due(), at(10));
+        assert!(account.ask_reset(false));
+        account.end_resets(false, at(30));
+        assert_eq!(account.take_reset_outcomes(), [(7, ResetOutcome::Taken)]);
+        assert_eq!(account.take_reset_outcomes(), [], "once");
+    }
+
+    #[test]
+    fn caller_who_resets_a_key_waits_while_the_store_asks_what_nodes_know_of_it() {
+        for (is_recovering, restore) in [(true, false), (false, true)] {
+            let mut account = account();
+            account.lease.restore = restore;
+            account.reset(ResetWaiter { ticket: 7, deadline: at(100) }, at(10));
+            assert!(!account.ask_reset(is_recovering));
+            account.report_at(Timestamp::NEVER);
+            account.end_resets(is_recovering, at(30));
+            assert_eq!((account.due(), account.take_reset_outcomes()), (at(30), vec![]));
+        }
+    }
+
+    #[test]
+    fn refusal_of_the_store_ends_all_resets() {
+        let mut account = account();
+        account.reset(ResetWaiter { ticket: 7, deadline: at(100) }, at(10));
+        account.refuse_resets();
+        assert_eq!(account.take_reset_outcomes(), [(7, ResetOutcome::Refused)]);
     }
 }

@@ -146,3 +146,18 @@ impl Agenda {
         is_owing: false,
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_probed_for_where_a_report_is_due_by_then() {
+        let at = Timestamp::from_micros;
+        let mut schedule = Schedule { due: at(100), ..Schedule::new(50_000) };
+        for (in_us, probed) in [(49, at(99)), (50, Timestamp::NEVER), (51, Timestamp::NEVER)] {
+            schedule.probe_in(in_us, at(50));
+            assert_eq!(schedule.probe_at(), probed, "{in_us}");
+        }
+    }
+}

@@ -133,6 +133,9 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use super::super::samples::account_of;
+    use crate::quota::Quota;
+    use crate::sync::message::Given;
     use std::sync::Arc;
 
     use super::super::Cluster;
@@ -188,5 +191,33 @@ mod tests {
         account.collect(at(4_000), true);
         let unsent = account.spending.unsent;
         assert_eq!((account.spending.tokens(), unsent.refunded.tokens), (10, 40));
+    }
+
+    #[test]
+    fn request_that_no_policy_decided_gives_back_what_it_did_not_use_though_it_was_not_sure() {
+        let (mut account, terms) =
+            account_with_ten_unreported(Limit::new("x", FixedWindow::per_second(1000)));
+        let unused = Settlement::unused(4, false);
+        assert_eq!(account.settle(unused, at(2_000), Some(1), at(3_000), &terms), 0);
+        assert_eq!(account.spending.tokens(), 6);
+    }
+
+    #[test]
+    fn cost_beyond_the_estimate_is_charged_to_the_lease_until_it_ends() {
+        let ends = at(1_900_000);
+        for (now, spent, debt) in [(at(1_899_999), 4, 0), (ends, 0, 4)] {
+            let limit = Limit::new("x", Quota::per_second(1000)).credit(0);
+            let terms = limit.validate_hybrid(1).unwrap();
+            let mut account = account_of(&terms);
+            let entry = account.report(&"x".into(), &terms, at(1_000), false);
+            account.end_report();
+            let given = Given { tokens: 10, depth: 10, life_us: 2_000_000, ..Given::default() };
+            account.install(&given, &entry, at(1_000), at(1_000), &terms);
+            account.lease.ends = ends;
+            account.settle(Settlement::Beyond(4), at(1_500), None, now, &terms);
+            let unsent = account.spending.unsent;
+            assert_eq!((unsent.spent, unsent.debt), (spent, debt), "{now:?}");
+            assert_eq!(account.spending.owes, debt > 0);
+        }
     }
 }

@@ -103,3 +103,15 @@ impl Spending {
         self.unsent.unspent.add(entry.unspent);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_policies_took_is_to_be_told_of_either_window() {
+        assert!(!Unsent { spent: 1, ..Unsent::default() }.has_taken());
+        assert!(Unsent { taken: 1, ..Unsent::default() }.has_taken());
+        assert!(Unsent { taken_before: 1, ..Unsent::default() }.has_taken());
+    }
+}

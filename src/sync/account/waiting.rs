@@ -209,4 +209,16 @@ mod tests {
         assert_eq!(answers(1), []);
         assert_eq!(answers(0), [CallerAnswer { ticket: 7, allowed: false, sure: true }]);
     }
+
+    #[test]
+    fn look_is_answered_and_is_no_decision() {
+        let terms = Limit::new("x", Quota::per_second(100)).credit(0).validate().unwrap();
+        let mut account = account_of(&terms);
+        for (cost, unsure) in [(0, 0), (3, 1)] {
+            let result = account.decide(cost, false, OPENED);
+            account.answer(7, cost, SpendResult { is_sure: false, ..result });
+            assert_eq!(account.take_answers().len(), 1);
+            assert_eq!(account.take_counts().unsure, unsure, "{cost}");
+        }
+    }
 }

@@ -395,4 +395,11 @@ mod tests {
         let entry = report(&mut account, &terms, 1_000_000);
         assert_eq!((entry.held.rate, entry.back_rate), (0, terms.scale.rate / 2));
     }
+
+    #[test]
+    fn refill_that_stops_with_nothing_overdrawn_leaves_nothing_owed() {
+        let (mut account, _) = leased();
+        account.stop_refill(at(1_000));
+        assert!(account.lease.is_refill_stopped && !account.spending.owes);
+    }
 }

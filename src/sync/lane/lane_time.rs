@@ -50,3 +50,21 @@ impl LaneTime {
         self.time_us.saturating_add_unsigned(now.micros_since(self.sent))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However long ago the last reply is: clocks differ by a part of that.
+    #[test]
+    fn any_time_after_the_latest_is_after_now() {
+        let sent = Timestamp::from_micros(1_000);
+        let time = LaneTime { time_us: 5_000_000, sent, received: sent, travelled_us: 0 };
+        for own_us in (0..20_000).chain((0..20_000).map(|step| 1_000_000_007 + 1_999 * step)) {
+            let now = sent.plus_micros(own_us);
+            let latest_us = time.latest_with_drift_us(now);
+            assert!(time.earliest(latest_us + 1) > now, "{own_us}");
+            assert!(time.most(now) <= latest_us, "{own_us}");
+        }
+    }
+}

@@ -288,3 +288,41 @@ fn caller_whose_time_ends_while_a_poll_is_under_way_is_told_that_none_came_free(
     let within = Duration::from_millis(25);
     assert_eq!(told, Some(Err(AcquireError::TimedOut { limit: "x".into(), max: 10, within })));
 }
+
+/// Callers who do not wait for a permit waited until their deadline, though the policy had nothing for them.
+#[test]
+fn caller_who_takes_what_is_free_is_told_that_the_store_is_away_when_the_policy_begins() {
+    let limit = Concurrency::new("x", 10).outage(OutagePolicy::Closed);
+    let limit = limit.max_wait(Duration::from_secs(5)).validate(false, 16, 10).unwrap();
+    let mut node = Alone { permits: Permits::new(limit, 1), ..Alone::cut_off(10) };
+    assert!(!node.gets_at_once(b"a"));
+    while node.outcomes.is_empty() {
+        assert!(!node.is_on_policy() && node.now < at(20_000), "{:?}", node.now);
+        node.pass(node.now.plus_micros(10_000));
+    }
+    assert!(node.is_on_policy());
+    assert_eq!(node.outcomes, [Err(AcquireError::StoreAway { limit: "x".into() })]);
+}
+
+/// The store keeps a place in the line for all callers of a node who wait.
+#[test]
+fn caller_who_comes_while_the_node_gets_in_line_is_asked_for_with_the_next_poll() {
+    let waits = PermitAsk { cost: 1, within_us: Some(5_000_000) };
+    let takes = PermitAsk { cost: 1, within_us: None };
+    for (second, messages) in [(waits, 0), (takes, 1)] {
+        let limit = Concurrency::new("x", 10).validate(false, 16, 10).unwrap();
+        let mut permits = Permits::new(limit, 1);
+        let key = PermitKey::from(&b"a"[..]);
+        permits.acquire(&key, waits, at(0)).unwrap();
+        let sent = permits.poll_output();
+        let Some(PermitOutput::Send { message, .. }) = sent else { panic!("{sent:?}") };
+        permits.acquire(&key, second, at(0)).unwrap();
+        let (held, held_by_all, give, give_in_us) = (0, 10, 0, 0);
+        let reply =
+            PermitReply { held, held_by_all, give, give_in_us, poll_us: 20_000, taken_over: 0 };
+        permits.answered(&key, message.sequence, Ok(reply), at(1));
+        let outputs = std::iter::from_fn(|| permits.poll_output());
+        let sent = outputs.filter(|output| matches!(output, PermitOutput::Send { .. })).count();
+        assert_eq!(sent, messages, "{second:?}");
+    }
+}
