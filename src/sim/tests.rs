@@ -19,6 +19,7 @@ mod earlier_protocol;
 mod far;
 mod faults;
 mod lost_tokens;
+mod one_node;
 mod slots;
 
 const SECOND_US: u64 = 1_000_000;

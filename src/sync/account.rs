@@ -47,7 +47,7 @@ mod reporting;
 mod reporting_times;
 mod resets;
 #[cfg(test)]
-mod samples;
+pub(super) mod samples;
 mod schedule;
 mod settling;
 mod spending;

@@ -573,4 +573,32 @@ mod tests {
             assert_eq!(events(&mut context).iter().filter(|event| missing(event)).count(), told);
         }
     }
+
+    #[test]
+    fn counts_are_missing_of_shared_limits_whose_nodes_are_not_configured() {
+        let mut context = context(Limit::new("x", Quota::per_second(100)));
+        assert!(context.is_any_count_missing());
+        context.limits[0].nodes = Nodes::new(Some(4), 100_000);
+        assert!(!context.is_any_count_missing());
+    }
+
+    #[test]
+    fn quota_that_the_store_holds_is_named_in_tokens_and_once_a_minute() {
+        let mut context = context(Limit::new("x", Quota::per_second(100)));
+        let stored = books(Limit::new("x", Quota::per_second(500).burst(700))).terms.stored_scale;
+        let grant = Grant::OtherQuota { version: 3 << 27, scale: stored };
+        let entry = Entry::empty(context.limits[0].terms.stored_scale);
+        for (second, is_named) in [(1, true), (60, false), (61, true)] {
+            context.outputs.clear();
+            context.refused(0, &entry, &grant, Timestamp::from_micros(1_000_000 * second));
+            let events = events(&mut context);
+            assert_eq!(events.len(), usize::from(is_named), "{second}");
+            if let Some(event) = events.first() {
+                let Event::QuotaMismatch { stored_version: 3, stored_burst: 700, .. } = event
+                else {
+                    panic!("{event:?}")
+                };
+            }
+        }
+    }
 }

@@ -307,4 +307,15 @@ mod tests {
         let expected = 4.0 + 4.0 + (750.0 + 25.0 + 1.0) + 100.0;
         assert!((bound - expected).abs() < 1e-6, "{bound}");
     }
+
+    #[test]
+    fn memory_that_is_lost_again_soon_is_lost_once_for_first_credit() {
+        let at = |second| Timestamp::from_micros(1_000_000 * second);
+        let mut trouble = LaneTrouble::default();
+        let counted = [0, REPEATED_US / 1_000_000, 10 * REPEATED_US / 1_000_000].map(|second| {
+            trouble.lost_memory(at(second));
+            (trouble.losses, trouble.first_losses)
+        });
+        assert_eq!(counted, [(1, 1), (2, 1), (3, 2)]);
+    }
 }

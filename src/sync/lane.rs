@@ -40,6 +40,8 @@ mod outages;
 mod replies;
 mod round_trips;
 mod silence;
+#[cfg(test)]
+mod tests;
 
 use accounts::Accounts;
 use backlog::Backlog;
@@ -341,13 +343,17 @@ impl Lane {
         now: Timestamp,
         context: &mut Context,
     ) {
-        // While the store does not answer, an answer takes as long as that at least.
-        let silent_us = if self.is_down() { now.micros_since(self.silence.since) } else { 0 };
-        let answer_us = self.trips.quickest_us.max(silent_us) + self.backlog.recent_us;
-        let in_vain = waiter.deadline < now.plus_micros(answer_us);
+        let in_vain = waiter.deadline < now.plus_micros(self.answer_us(now));
         self.enter_policy_if_unanswered(slot, now, context);
         self.accounts.change(slot, |account| account.wait(waiter, in_vain, now));
         self.hand_out_answers(slot, context);
+    }
+
+    /// How long a caller who comes now waits for the store's answer, at least.
+    fn answer_us(&self, now: Timestamp) -> u64 {
+        // While the store does not answer, an answer takes as long as that.
+        let silent_us = if self.is_down() { now.micros_since(self.silence.since) } else { 0 };
+        self.trips.quickest_us.max(silent_us) + self.backlog.recent_us
     }
 
     /// A caller resets a key.

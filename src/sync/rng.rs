@@ -27,3 +27,19 @@ impl Rng {
         span - span / 8 + self.below(span / 4 + 1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The first numbers that the authors' code gives for this seed.
+    #[test]
+    fn numbers_are_those_of_splitmix64() {
+        let mut rng = Rng::new(1_234_567);
+        let numbers = [(); 3].map(|()| rng.next());
+        assert_eq!(
+            numbers,
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
+        );
+    }
+}

@@ -471,4 +471,15 @@ mod tests {
         assert_eq!([ahead(100, 10), ahead(100, 11)], [5, 0]);
         assert_eq!(rule.micros(slots(5)), 5 * TOKEN_US);
     }
+
+    #[test]
+    fn queue_is_long_if_it_outlasts_two_round_trips() {
+        let rule = rule();
+        assert!(!HeldSlots::default().is_long(&rule, at(0)), "no round trip is known");
+        for (ahead, is_long) in [(5, true), (0, false)] {
+            let mut held = HeldSlots::default();
+            held.install(&rule, asked(0, 1, 0), grant(true, 0, ahead));
+            assert_eq!(held.is_long(&rule, at(0)), is_long, "{ahead}");
+        }
+    }
 }

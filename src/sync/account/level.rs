@@ -327,4 +327,19 @@ mod tests {
         assert_eq!(level.full_at(0, at(5), &scale), at(5));
         assert_eq!(level.full_at(scale.token, at(5), &scale), at(SECOND_US));
     }
+
+    /// The window before the view's counts in part until the next one ends.
+    #[test]
+    fn sliding_window_is_full_when_the_next_one_has_ended_and_later_if_it_owes() {
+        let curve = Curve::SlidingWindow;
+        let scale = Scale { rate: 100, token: 1_000_000, burst: 100_000_000, curve };
+        let window = StoredWindow { length_us: SECOND_US as i64, left_us: SECOND_US / 2 };
+        for (tokens, halves, seen) in [(50, 2, 50), (50, 3, 100), (-50, 4, -50), (-50, 5, 100)] {
+            let mut level = Level::new(None, scale.rate);
+            let given = Given { available: tokens * scale.token, ..Given::default() };
+            level.install(&given, &window, 0, at(0));
+            let estimate = level.estimate(at(halves * SECOND_US / 2), &scale).unwrap();
+            assert_eq!(estimate / scale.token, seen, "{tokens}, {halves}");
+        }
+    }
 }

@@ -349,4 +349,14 @@ mod tests {
             assert_eq!(account.enter_policy(at(2_000), &outage, &terms, 4), lent);
         }
     }
+
+    #[test]
+    fn share_of_a_burst_that_is_smaller_than_the_cluster_is_a_token() {
+        for (nodes, lent) in [(100, 0), (101, 1)] {
+            let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+            let mut account = account_of(&terms);
+            let outage = Outage { from: at(2_000), ended: at(2_000), last_us: 0 };
+            assert_eq!(account.enter_policy(at(2_000), &outage, &terms, nodes), lent);
+        }
+    }
 }

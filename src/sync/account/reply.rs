@@ -229,6 +229,7 @@ mod tests {
     use super::super::samples::{OPENED, account_of};
     use super::*;
     use crate::limit::Limit;
+    use crate::limit::Terms;
     use crate::quota::Quota;
 
     #[test]
@@ -246,5 +247,53 @@ mod tests {
             let case = (want, available, credit);
             assert_eq!(account.schedule.early_from() <= OPENED, helped, "{case:?}");
         }
+    }
+
+    fn account_and_terms() -> (Account, Terms) {
+        let terms = Limit::new("x", Quota::per_second(1000)).credit(0).validate_hybrid(4).unwrap();
+        (account_of(&terms), terms)
+    }
+
+    /// What the store gives is not its own drift.
+    #[test]
+    fn drift_is_what_the_level_was_believed_to_be_beyond_what_it_was_before_the_store_gave() {
+        let (mut account, terms) = account_and_terms();
+        let token = terms.scale.token;
+        for (available, tokens, drift) in [(50, 0, None), (40, 10, Some(0)), (25, 10, Some(5))] {
+            let entry = account.report(&"x".into(), &terms, OPENED, false);
+            account.end_report();
+            let available = available * token;
+            // Nothing flows in that others do not hold.
+            let leased = terms.scale.rate;
+            let given = Given { available, tokens, leased, life_us: 2_000_000, ..Given::default() };
+            let installed = account.install(&given, &entry, OPENED, OPENED, &terms);
+            assert_eq!(installed.drift, drift.map(|tokens: i64| tokens * token));
+        }
+    }
+
+    /// The store's clock stood still while 100 tokens flowed in here.
+    #[test]
+    fn refill_that_the_store_has_not_leased_is_given_up_and_what_it_gave_is_not() {
+        let (mut account, terms) = account_and_terms();
+        let given = Given {
+            rate: terms.scale.rate,
+            depth: 200,
+            tokens: 5,
+            stamp_us: 10_000_000,
+            life_us: 2_000_000,
+            ..Given::default()
+        };
+        let entry = account.report(&"x".into(), &terms, OPENED, false);
+        account.end_report();
+        account.install(&given, &entry, OPENED, OPENED, &terms);
+        let later = OPENED.plus_micros(100_000);
+        account.bucket.mint_tokens(later, terms.scale.token);
+        assert!(account.bucket.held_and_pending().0 > 100);
+        account.lease.is_refill_stopped = false;
+        let entry = Entry { held: account.lease.held, ..Entry::empty(terms.scale) };
+        let again = Given { tokens: 0, depth: 0, ..given };
+        account.install(&again, &entry, later, later, &terms);
+        assert_eq!(account.bucket.held_and_pending().0, 5);
+        assert!(account.lease.forfeited < terms.scale.token, "{}", account.lease.forfeited);
     }
 }

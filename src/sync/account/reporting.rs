@@ -164,6 +164,7 @@ mod tests {
     use crate::algorithm::SlidingWindow;
     use crate::limit::Limit;
     use crate::quota::Quota;
+    use crate::sync::message::Entry;
 
     #[test]
     fn depth_that_a_lost_batch_gave_back_stays_registered_and_out_of_the_bucket() {
@@ -195,5 +196,14 @@ mod tests {
         (account.lease.restore, account.spending.unsent.spent) = (true, 3);
         let entry = account.report(&"x".into(), &bucket, OPENED, false);
         assert_eq!((entry.restore, entry.held.outstanding), (true, 4 * bucket.scale.token));
+    }
+
+    #[test]
+    fn what_a_lost_batch_gave_back_goes_back_with_the_next() {
+        let terms = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
+        let mut account = account_of(&terms);
+        let entry = Entry { returned: 200, lost: 30, ..Entry::empty(terms.scale) };
+        account.revoke(&entry);
+        assert_eq!(account.lease.forfeited, 230);
     }
 }

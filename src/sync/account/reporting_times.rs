@@ -292,4 +292,30 @@ mod tests {
             assert_eq!(account.has_spent_of_full(&given, &entry, &terms), is_due, "{case:?}");
         }
     }
+
+    #[test]
+    fn tokens_that_were_asked_for_are_those_collected_spilled_and_in_the_bucket() {
+        let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+        let mut account = account_of(&terms);
+        (account.arrivals.tokens, account.spending.spilled) = (2, 3);
+        assert_eq!(account.arrived(), 5);
+    }
+
+    /// A strict limit keeps its accounts for minutes.
+    #[test]
+    fn quiet_key_that_holds_nothing_is_reported_with_the_tick_and_not_at_once() {
+        let limit = Limit::new("x", Quota::per_minute(100)).credit(0);
+        let terms = limit.validate_hybrid(4).unwrap();
+        for depth in [0, 5] {
+            let mut account = account_of(&terms);
+            (account.history.requests, account.lease.held.depth) = (5, depth);
+            let now = OPENED.plus_micros(2 * LINGER_MAX_US);
+            account.lease.ends = now.plus_micros(if depth > 0 { 400_000 } else { 0 });
+            account.spending.unsent.spent = 1;
+            let entry = Entry::empty(terms.scale);
+            account.schedule_report(&Given::default(), &entry, now, &terms);
+            let in_us = account.schedule.due.micros_since(now);
+            assert_eq!(in_us, if depth > 0 { 200_000 } else { terms.tick_us });
+        }
+    }
 }

@@ -152,6 +152,7 @@ mod tests {
         assert!(!account.ask_reset(false), "nobody resets the key");
         account.reset(ResetWaiter { ticket: 7, deadline: at(100) }, at(10));
         assert_eq!(account.due(), at(10));
+        assert!(account.is_pressing());
         assert!(account.ask_reset(false));
         account.end_resets(false, at(30));
         assert_eq!(account.take_reset_outcomes(), [(7, ResetOutcome::Taken)]);

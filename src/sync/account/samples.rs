@@ -8,10 +8,10 @@ use crate::limit::Terms;
 use crate::time::Timestamp;
 
 /// When accounts of tests are opened.
-pub(super) const OPENED: Timestamp = Timestamp::from_micros(1_000);
+pub(in crate::sync) const OPENED: Timestamp = Timestamp::from_micros(1_000);
 
 /// The account of a key without requests, of the only node.
-pub(super) fn account_of(terms: &Terms) -> Account {
+pub(in crate::sync) fn account_of(terms: &Terms) -> Account {
     let budget = Arc::new(KeyBudget::new(10, 1));
     let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
     let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));

@@ -114,4 +114,15 @@ mod tests {
         assert!(Unsent { taken: 1, ..Unsent::default() }.has_taken());
         assert!(Unsent { taken_before: 1, ..Unsent::default() }.has_taken());
     }
+
+    #[test]
+    fn tokens_that_were_spent_on_credit_are_owed_from_then_on() {
+        let mut spending = Spending::new(3, Timestamp::ZERO);
+        spending.book(2, 3, 3, false);
+        assert_eq!((spending.unsent.spent, spending.unsent.debt, spending.owes), (2, 0, false));
+        spending.book(2, 2, 3, false);
+        assert_eq!((spending.unsent.spent, spending.unsent.debt, spending.owes), (3, 1, true));
+        spending.book(2, 3, 3, false);
+        assert!(spending.owes, "it has not been seen repaid");
+    }
 }

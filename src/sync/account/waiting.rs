@@ -221,4 +221,21 @@ mod tests {
             assert_eq!(account.take_counts().unsure, unsure, "{cost}");
         }
     }
+
+    #[test]
+    fn tokens_for_a_request_that_costs_more_than_there_is_go_back_at_once() {
+        for (withheld, gives_unused) in [(Withheld::Nothing, true), (Withheld::Tokens, false)] {
+            let terms = Limit::new("x", Quota::per_second(100)).credit(0).validate().unwrap();
+            let mut account = account_of(&terms);
+            let waiter = Waiter { ticket: 7, cost: 5, deadline: OPENED.plus_micros(50_000) };
+            account.wait(waiter, false, OPENED);
+            account.report(&"x".into(), &terms, OPENED, false);
+            let level = 3 * terms.scale.token;
+            let given = Given { tokens: 2, level, withheld, ..Given::default() };
+            assert_eq!(account.answer_asked(&given, OPENED, &terms), gives_unused);
+            let answers = account.take_answers();
+            assert!(answers.len() == 1 && !answers[0].allowed);
+            assert_eq!(answers[0].sure, gives_unused);
+        }
+    }
 }

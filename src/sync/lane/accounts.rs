@@ -184,3 +184,68 @@ impl Accounts {
         self.ends.first_at().min(self.wait_ends.first_at())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::{Limit, Terms};
+    use crate::quota::Quota;
+    use crate::sync::account::Settlement;
+    use crate::sync::account::samples::{OPENED, account_of};
+    use crate::sync::message::Given;
+
+    fn terms() -> Terms {
+        Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap()
+    }
+
+    /// The account of a key about which the store has answered.
+    fn known(terms: &Terms) -> Account {
+        let mut account = account_of(terms);
+        let entry = account.report(&"x".into(), terms, OPENED, false);
+        account.end_report();
+        account.install(&Given::default(), &entry, OPENED, OPENED, terms);
+        account
+    }
+
+    #[test]
+    fn keys_that_are_known_come_first_but_leave_a_part_of_each_batch_to_newcomers() {
+        let (mut accounts, terms) = (Accounts::default(), terms());
+        let (due, later) = (OPENED.plus_micros(5), OPENED.plus_micros(10));
+        let of_newcomers = ENTRIES_MAX - NEWCOMERS_MAX;
+        for account in [known(&terms), account_of(&terms)] {
+            let slot = accounts.next_slot();
+            accounts.insert(account);
+            accounts.change(slot, |account| account.report_at(due));
+        }
+        assert_eq!(accounts.len(), 2);
+        for (entries, newcomers, leaving, now, slot) in [
+            (0, 0, false, OPENED, None),
+            (0, 0, false, later, Some(0)),
+            (of_newcomers - 1, 0, false, later, Some(0)),
+            (of_newcomers, 0, false, later, Some(1)),
+            (of_newcomers, NEWCOMERS_MAX, false, later, Some(0)),
+            (of_newcomers, NEWCOMERS_MAX, true, later, Some(1)),
+            (ENTRIES_MAX, 0, false, later, None),
+        ] {
+            let next = accounts.next_due(entries, newcomers, leaving, now);
+            assert_eq!(next, slot, "{entries}, {newcomers}, {leaving}");
+        }
+    }
+
+    #[test]
+    fn sums_are_those_of_the_accounts_as_they_were_changed_last() {
+        let (mut accounts, terms) = (Accounts::default(), terms());
+        for _ in 0..2 {
+            accounts.insert(known(&terms));
+        }
+        for (slot, tokens, pending) in [(0, 4, 4), (1, 3, 7), (0, 2, 9)] {
+            accounts.change(slot, |account| {
+                let beyond = Settlement::Beyond(tokens);
+                account.settle(beyond, OPENED, None, OPENED, &terms)
+            });
+            assert_eq!(accounts.sums.pending, pending);
+        }
+        accounts.change(0, |account| account.report(&"x".into(), &terms, OPENED, false));
+        assert_eq!(accounts.sums.pending, 3, "the rest is in a batch");
+    }
+}

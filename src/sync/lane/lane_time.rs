@@ -67,4 +67,18 @@ mod tests {
             assert!(time.most(now) <= latest_us, "{own_us}");
         }
     }
+
+    #[test]
+    fn clock_of_a_store_has_jumped_if_it_went_on_by_more_than_clocks_differ_by() {
+        let at = Timestamp::from_micros;
+        let time =
+            LaneTime { time_us: 5_000_000, sent: at(0), received: at(900), travelled_us: 900 };
+        for (passed_us, jump_us) in
+            [(1_005_500, None), (1_005_501, Some(5_501)), (3_000_000, Some(2_000_000)), (-1, None)]
+        {
+            let time_us = time.time_us + passed_us;
+            let later = LaneTime { time_us, sent: at(999_000), received: at(1_000_000), ..time };
+            assert_eq!(time.jump_us(&later), jump_us, "{passed_us}");
+        }
+    }
 }

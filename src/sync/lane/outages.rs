@@ -97,7 +97,7 @@ impl Lane {
     /// Counts the outage that has just ended. If the store was back for all nodes at `back`, it was that of all; else
     /// this node alone was cut off. One that joined lately counts as cut off too, because the others do not know of it.
     /// One that had never been answered counts for itself.
-    fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
+    pub(super) fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
         let lived_us = now.micros_since(self.policies.entered);
         let was_answered = self.silence.before.time_us > 0;
         if !was_answered {

@@ -40,3 +40,21 @@ impl RoundTrips {
 pub(super) fn longest_us(retry_us: u64) -> u64 {
     PATIENCE_MAX * retry_us
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_answer_is_forgotten_by_half_with_each_that_is_quicker() {
+        let mut trips = RoundTrips::default();
+        let recent_us = [9_000, 1_000, 1_000, 5_000].map(|us| {
+            trips.answered(Timestamp::ZERO, 100_000, Timestamp::from_micros(us));
+            trips.recent_us
+        });
+        assert_eq!(recent_us, [9_000, 4_500, 2_250, 5_000]);
+        assert_eq!(trips.quickest_us, 1_000, "of the last two");
+        assert_eq!(trips.patience_us(20_000, 100_000), 20_000);
+        assert_eq!(trips.patience_us(2_000, 100_000), 10_000);
+    }
+}

@@ -80,3 +80,19 @@ impl Silence {
         (now.micros_since(self.answered) / RETRY_SILENCE_PART).min(RETRY_MAX_US)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_that_says_more_than_that_no_answer_came_is_kept() {
+        let late = || StoreError::TimedOut(std::time::Duration::from_millis(1));
+        let gone = || StoreError::Unreachable(String::new());
+        let mut silence = Silence::new(Timestamp::ZERO);
+        for (noted, kept) in [(late(), late()), (gone(), gone()), (late(), gone())] {
+            silence.note_error(&noted);
+            assert_eq!(silence.error, Some(kept));
+        }
+    }
+}

@@ -387,3 +387,36 @@ impl Reader<'_> {
         Ok(number)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::Curve;
+
+    const SCALE: Scale =
+        Scale { rate: 10, token: 1_000_000, burst: 100_000_000, curve: Curve::FixedWindow };
+
+    #[test]
+    fn times_of_a_grant_follow_from_the_epoch_after_the_next() {
+        let entry = Entry { epoch_us: 500_000, ..Entry::empty(SCALE) };
+        assert_eq!(times_of(10_200_000, &entry), [10_200_000, 20, 800_000]);
+    }
+
+    #[test]
+    fn refusals_survive_their_encoding() {
+        let grants = vec![Grant::OtherQuota { version: 7, scale: SCALE }, Grant::Foreign];
+        let entries = vec![Entry::empty(SCALE); 2];
+        let reply = Reply {
+            time_us: 1,
+            incarnation: Incarnation::new(&[7; 16], 1),
+            nodes: 1,
+            recovering_until_us: 0,
+            recovering_since_us: 0,
+            silence_us: 0,
+            limit_nodes: Vec::new(),
+            verdict: BatchVerdict::Applied(grants),
+        };
+        let bytes = reply.encode(Receipt::default(), &entries);
+        assert_eq!(Reply::decode(&bytes, &entries, 0), Ok(reply));
+    }
+}

@@ -40,6 +40,52 @@ fn node_says_whether_it_has_settled_and_whether_it_leaves() {
     }
 }
 
+#[test]
+fn entry_says_what_follows_it() {
+    let entry = || entries(1).remove(0);
+    let claim = |previous, viewed_us| Some(Claim { unleased: 1, previous, viewed_us });
+    let of_claim = |restore, previous, viewed_us| Entry {
+        restore,
+        claim: claim(previous, viewed_us),
+        ..entry()
+    };
+    for (entry, rest_follows, flags) in [
+        (entry(), false, 0),
+        (entry(), true, FLAG_REST),
+        (Entry { restore: true, ..entry() }, false, FLAG_RESTORE),
+        (Entry { reset: true, ..entry() }, false, FLAG_RESET),
+        (of_claim(false, 0, 5), false, FLAG_CLAIM),
+        (of_claim(false, 3, 5), false, FLAG_CLAIM | FLAG_PREVIOUS),
+        (of_claim(true, 0, 5), false, FLAG_RESTORE | FLAG_CLAIM | FLAG_VIEWED),
+    ] {
+        assert_eq!(entry.flags(rest_follows), flags, "{entry:?}");
+    }
+}
+
+#[test]
+fn entries_name_their_quotas_by_the_places_in_which_those_were_met_first() {
+    let of = |burst, spent| Entry {
+        spent,
+        ..Entry::empty(Scale { rate: 1, token: 1, burst, curve: Curve::Refill })
+    };
+    let entries = [of(10, 1), of(20, 2), of(10, 3)];
+    let header = Header {
+        lane: 0,
+        lanes: 1,
+        instance: [7; 16],
+        incarnation: None,
+        sequence: 1,
+        times: Times::default(),
+        knowledge: Knowledge::default(),
+        limits: Vec::new(),
+    };
+    let mut body = Vec::new();
+    for (entry, place) in entries.iter().zip([1, 2, 1]) {
+        entry.encode(place, &mut body);
+    }
+    assert!(encode(&header, &entries).ends_with(&body));
+}
+
 proptest! {
     #[test]
     fn reply_survives_its_encoding(

@@ -326,3 +326,14 @@ fn caller_who_comes_while_the_node_gets_in_line_is_asked_for_with_the_next_poll(
         assert_eq!(sent, messages, "{second:?}");
     }
 }
+
+#[test]
+fn cost_of_nothing_or_of_more_than_there_is_at_all_is_refused_by_name() {
+    let limit = Concurrency::new("x", 10).validate(false, 16, 10).unwrap();
+    let mut permits = Permits::new(limit, 1);
+    for cost in [0, 11] {
+        let ask = PermitAsk { cost, within_us: None };
+        let refused = permits.acquire(&PermitKey::from(&b"a"[..]), ask, at(0));
+        assert_eq!(refused, Err(AcquireError::Cost { limit: "x".into(), cost, max: 10 }));
+    }
+}

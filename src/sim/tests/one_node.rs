@@ -1,0 +1,295 @@
+//! One node's engine and a store that answers at once, step by step.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::algorithm::FixedWindow;
+use crate::bucket::{BucketRef, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, NewKey, Table};
+use crate::error::StoreError;
+use crate::limit::SyncPolicy;
+use crate::store::model::Model;
+use crate::sync::engine::Gauges;
+use crate::sync::{Config, Engine, Event, Input, LimitConfig, Output, Settlement, Waiter};
+use crate::time::Timestamp;
+
+/// The store's clock when the node's is at 0, in microseconds.
+const STORE_US: i64 = 100_000_000;
+
+/// What the store does with what it is sent.
+#[derive(Clone, Copy, PartialEq)]
+enum StoreIs {
+    There,
+    /// Each attempt fails at once.
+    Unreachable,
+    /// Nothing is ever answered.
+    Mute,
+}
+
+struct OneNode {
+    engine: Engine,
+    table: Arc<Table<LeaseBucket>>,
+    store: Model,
+    is: StoreIs,
+    now_us: u64,
+    events: Vec<Event>,
+    /// How often each lane has called.
+    calls: Vec<usize>,
+    /// What callers were told, by the numbers of their requests.
+    told: Vec<(u64, bool)>,
+}
+
+impl OneNode {
+    fn new(limit: Limit, lanes: u32) -> Self {
+        Self::with_timeout(limit, lanes, 100_000)
+    }
+
+    fn with_timeout(limit: Limit, lanes: u32, retry_us: u64) -> Self {
+        let terms = limit.validate_hybrid(4).unwrap();
+        let limits = vec![LimitConfig { name: "api".into(), terms, plans: Vec::new() }];
+        let (instance, seed, max_nodes) = ([7; 16], 1, None);
+        let config = Config { limits, lanes, instance, seed, retry_us, max_nodes };
+        let budget = Arc::new(KeyBudget::new(100, 1));
+        let table = Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap();
+        Self {
+            engine: Engine::new(config, Timestamp::ZERO),
+            table: Arc::new(table),
+            store: Model::default(),
+            is: StoreIs::There,
+            now_us: 0,
+            events: Vec::new(),
+            calls: vec![0; lanes as usize],
+            told: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.now_us)
+    }
+
+    fn bucket(&self, key: u8) -> BucketRef {
+        BucketRef::new(&self.table, self.table.pin(&[key], NewKey::with_credit(0)))
+    }
+
+    /// A caller waits for tokens of a key.
+    fn wait(&mut self, ticket: u64, key: u8, cost: u32) {
+        let (bucket, deadline) = (self.bucket(key), self.now().plus_micros(50_000));
+        let waiter = Waiter { ticket, cost, deadline };
+        self.handle(Input::Wait { bucket, key: [key][..].into(), waiter });
+    }
+
+    fn handle(&mut self, input: Input) {
+        self.engine.handle(self.now(), input);
+        self.answer();
+    }
+
+    /// What the engine wants done is done.
+    fn answer(&mut self) {
+        while let Some(output) = self.engine.poll_output() {
+            match output {
+                Output::Send { lane, attempt, request } => {
+                    self.calls[lane as usize] += 1;
+                    let result = match self.is {
+                        StoreIs::There => {
+                            Ok(self.store.sync(&request, STORE_US + self.now_us as i64))
+                        }
+                        StoreIs::Unreachable => Err(StoreError::Unreachable(String::new())),
+                        StoreIs::Mute => continue,
+                    };
+                    self.engine.handle(self.now(), Input::Answer { lane, attempt, result });
+                }
+                Output::Decided { ticket, allowed, .. } => self.told.push((ticket, allowed)),
+                Output::Event(event) => self.events.push(event),
+                Output::Credit { .. } | Output::Reset { .. } => {}
+            }
+        }
+    }
+
+    /// Time passes until `until_us`, and the engine is on time.
+    fn run_until(&mut self, until_us: u64) {
+        while self.engine.poll_timeout().as_micros() <= until_us {
+            self.now_us = self.engine.poll_timeout().as_micros().max(self.now_us);
+            self.handle(Input::Timeout);
+        }
+        self.now_us = until_us;
+    }
+
+    /// How many events there were of a kind since this was asked last; others are forgotten.
+    fn count(&mut self, is_wanted: impl Fn(&Event) -> bool) -> usize {
+        self.events.drain(..).filter(is_wanted).count()
+    }
+}
+
+fn of_20_ticks() -> Limit {
+    api(1000, 1000)
+}
+
+#[test]
+fn node_is_told_once_that_a_lane_is_away_and_once_that_it_is_back() {
+    let mut node = OneNode::new(of_20_ticks(), 2);
+    node.run_until(1_000_000);
+    for _ in 0..2 {
+        node.is = StoreIs::Unreachable;
+        node.run_until(node.now_us + 4_000_000);
+        assert_eq!(node.count(|event| matches!(event, Event::StoreDown { .. })), 2);
+        node.is = StoreIs::There;
+        node.run_until(node.now_us + 2_000_000);
+        assert_eq!(node.count(|event| matches!(event, Event::StoreUp { .. })), 2);
+    }
+}
+
+/// One lane asks for all whether the store is back.
+#[test]
+fn lanes_of_a_store_that_is_away_call_seldom_but_for_one() {
+    let mut node = OneNode::with_timeout(of_20_ticks(), 8, 1_000_000);
+    node.run_until(1_000_000);
+    node.is = StoreIs::Unreachable;
+    node.run_until(1_500_000);
+    node.calls.fill(0);
+    node.run_until(4_500_000);
+    node.calls.sort_unstable();
+    let (others, prober) = (node.calls[6], node.calls[7]);
+    assert!(prober >= 2 * others, "{:?}", node.calls);
+    node.is = StoreIs::There;
+    node.run_until(4_700_000);
+    assert_eq!(node.engine.gauges().lanes_down, 0, "all are back soon");
+}
+
+#[test]
+fn gauges_are_the_sums_of_all_lanes() {
+    let mut node = OneNode::new(of_20_ticks(), 4);
+    assert_eq!(node.engine.nodes(0), None);
+    assert_eq!(node.engine.gauges(), Gauges::default());
+    node.run_until(1_000_000);
+    for key in 0..20 {
+        node.wait(key.into(), key, 3);
+    }
+    while node.told.len() < 20 {
+        node.run_until(node.now_us + 100);
+    }
+    assert!(node.told.iter().all(|(_, allowed)| *allowed), "{:?}", node.told);
+    node.is = StoreIs::Mute;
+    node.run_until(1_100_000);
+    let gauges = node.engine.gauges();
+    assert!(gauges.leased_depth > 0 && (1..=60).contains(&gauges.pending), "{gauges:?}");
+    assert_eq!(gauges.pending, node.engine.pending());
+    node.is = StoreIs::There;
+    node.run_until(4_000_000);
+    let gauges = node.engine.gauges();
+    assert_eq!((gauges.pending, gauges.nodes, gauges.lanes_down), (0, 1, 0));
+    assert_eq!(node.engine.nodes(0), Some(1));
+    node.is = StoreIs::Unreachable;
+    node.run_until(6_000_000);
+    assert_eq!(node.engine.gauges().lanes_down, 4);
+}
+
+#[test]
+fn node_that_leaves_has_reported_all_when_the_store_knows_that_it_leaves() {
+    let mut node = OneNode::new(of_20_ticks(), 1);
+    for key in 0..3 {
+        node.wait(key.into(), key, 3);
+    }
+    node.run_until(1_000);
+    assert!(!node.engine.has_reported_all());
+    node.handle(Input::Leave);
+    node.run_until(1_000_000);
+    assert!(node.engine.has_reported_all());
+    assert_eq!(node.store.members.values().map(|nodes| nodes.len()).sum::<usize>(), 0);
+}
+
+#[test]
+fn node_that_never_reached_its_store_has_nobody_to_tell_that_it_leaves() {
+    let mut node = OneNode { is: StoreIs::Mute, ..OneNode::new(of_20_ticks(), 1) };
+    node.run_until(10_000);
+    assert!(node.engine.has_reported_all());
+}
+
+/// The other nodes of a cluster that was given a newer definition.
+#[test]
+fn quota_of_a_newer_definition_in_the_store_is_named() {
+    let mut newer = OneNode::new(of_20_ticks().version(2), 1);
+    newer.wait(1, 1, 1);
+    newer.run_until(100_000);
+    let mut node = OneNode { store: newer.store, ..OneNode::new(api(500, 500).version(1), 1) };
+    node.wait(1, 1, 1);
+    node.run_until(100_000);
+    assert_eq!(node.count(|event| matches!(event, Event::QuotaMismatch { .. })), 1);
+}
+
+#[test]
+fn decisions_that_buckets_do_not_count_are_handed_out_with_the_others() {
+    let mut node = OneNode::new(of_20_ticks(), 1);
+    node.engine.counted(0, LimitCounts { allowed: 3, ..LimitCounts::default() });
+    let decisions = node.engine.take_decisions(node.now());
+    assert!(matches!(decisions[..], [Event::Decisions { allowed: 3, .. }]), "{decisions:?}");
+}
+
+/// Callers who wait are not made to wait for a tick.
+#[test]
+fn callers_who_wait_are_asked_for_though_a_ceiling_is_reached() {
+    let ceiling = SyncPolicy::Accuracy { excess: 0.01, key_syncs_per_second_max: Some(1.0) };
+    let mut node = OneNode::new(of_20_ticks().sync(ceiling), 1);
+    // Long ticks make a new lane wait for its nodes for long.
+    node.run_until(60_000_000);
+    for key in 0..10 {
+        node.wait(key.into(), key, 1);
+    }
+    node.run_until(60_100_000);
+    assert_eq!(node.told.iter().filter(|(_, allowed)| *allowed).count(), 10, "{:?}", node.told);
+}
+
+/// The answer may be there when the node looks.
+#[test]
+fn attempt_whose_time_was_over_before_the_node_looked_is_waited_for_a_little_longer() {
+    let mut node = OneNode::new(of_20_ticks(), 1);
+    node.run_until(500_000);
+    node.is = StoreIs::Mute;
+    let is_down = |node: &mut OneNode| node.count(|event| matches!(event, Event::StoreDown { .. }));
+    node.wait(1, 1, 1);
+    node.calls.fill(0);
+    while node.calls[0] == 0 {
+        node.run_until(node.engine.poll_timeout().as_micros());
+    }
+    let fails_us = node.now_us + 100_000;
+    node.now_us = fails_us + 20_000;
+    node.handle(Input::Timeout);
+    assert_eq!(is_down(&mut node), 0);
+    node.run_until(fails_us + 29_999);
+    assert_eq!(is_down(&mut node), 0);
+    node.run_until(fails_us + 30_000);
+    assert_eq!(is_down(&mut node), 1);
+}
+
+/// The store learns of it in the next window: nobody can use it any more.
+#[test]
+fn tokens_that_were_given_back_too_late_for_their_window_are_told_of() {
+    let limit = Limit::new("api", FixedWindow::per_second(1000));
+    let mut node = OneNode::new(limit, 1);
+    node.wait(1, 1, 10);
+    node.run_until(990_000);
+    let decided = node.now();
+    let (bucket, settlement) = (node.bucket(1), Settlement::unused(4, true));
+    node.handle(Input::Settle { bucket, key: [1][..].into(), settlement, decided });
+    node.run_until(2_000_000);
+    let tokens = node.events.iter().filter_map(|event| match event {
+        Event::NotGivenBack { tokens, .. } => Some(*tokens),
+        _ => None,
+    });
+    assert_eq!(tokens.collect::<Vec<_>>(), [4]);
+}
+
+/// All that was leased had ended when the process ran again; what policies give had not.
+#[test]
+fn frozen_process_is_counted_while_outage_policies_are_in_force() {
+    for (is, is_counted) in [(StoreIs::There, false), (StoreIs::Unreachable, true)] {
+        let mut node = OneNode::new(of_20_ticks(), 1);
+        node.wait(1, 1, 1);
+        node.run_until(500_000);
+        node.is = is;
+        node.wait(2, 1, 1);
+        node.run_until(20_000_000);
+        let before = node.engine.excess()[0].bound_tokens;
+        node.engine.clock_stalled(60_000_000, 60_000_000);
+        let after = node.engine.excess()[0].bound_tokens;
+        assert_eq!(after > before, is_counted, "{before:?} and {after:?}");
+    }
+}

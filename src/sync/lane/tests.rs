@@ -1,0 +1,85 @@
+//! What a lane knows of its store, case by case.
+
+use super::*;
+use crate::algorithm::{FixedWindow, Rule, SlidingLog};
+use crate::limit::Limit;
+use crate::quota::Quota;
+use crate::sync::message::{BatchVerdict, Reply};
+
+fn at(us: u64) -> Timestamp {
+    Timestamp::from_micros(us)
+}
+
+fn lane() -> Lane {
+    Lane::new(0, [7; 16], Timestamp::ZERO)
+}
+
+fn terms(rule: impl Into<Rule>) -> Terms {
+    Limit::new("x", rule).validate_hybrid(4).unwrap()
+}
+
+#[test]
+fn tokens_count_in_the_window_in_which_they_were_charged() {
+    let bucket = terms(Quota::per_second(10));
+    let (fixed, log) = (terms(FixedWindow::per_second(10)), terms(SlidingLog::per_second(10)));
+    for (terms, from_us, now_us, is_same) in [
+        (&bucket, 10_000_000, 99_000_000, true),
+        (&fixed, 10_000_000, 10_999_999, true),
+        (&fixed, 10_999_999, 11_000_000, false),
+        (&log, 10_500_000, 11_499_999, true),
+        (&log, 10_500_000, 11_500_000, false),
+    ] {
+        let windows = (terms.scale, None);
+        let case = (terms.scale.curve, from_us, now_us);
+        assert_eq!(is_same_window(windows, from_us, now_us), is_same, "{case:?}");
+    }
+}
+
+#[test]
+fn batch_names_no_window_where_a_limit_follows_no_calendar() {
+    assert_eq!(lane().window_span_us(&terms(FixedWindow::per_second(10)), at(5)), [0, 0]);
+}
+
+#[test]
+fn answer_takes_a_round_trip_or_as_long_as_the_silence_lasts_and_the_wait_for_room() {
+    let mut lane = lane();
+    (lane.trips.quickest_us, lane.backlog.recent_us) = (3_000, 2_000);
+    lane.silence.since = at(50_000);
+    assert_eq!(lane.answer_us(at(60_000)), 5_000);
+    lane.silence.failures = 1;
+    assert_eq!(lane.answer_us(at(60_000)), 12_000);
+    assert_eq!(lane.answer_us(at(51_000)), 5_000);
+}
+
+/// Policies began at 1 s, and the store answers at 4 s.
+#[test]
+fn outage_is_that_of_all_nodes_or_of_this_one_alone() {
+    for (back, joined_lately, recovering_until_us, outages, cut_off, cut_off_us) in [
+        (None, false, 9, 0, 1, 3_000_000),
+        (Some(at(3_000_000)), false, 9, 1, 0, 0),
+        (Some(at(3_000_000)), true, 9, 1, 1, 3_000_000),
+        (Some(at(3_000_000)), false, 0, 1, 1, 1_000_000),
+    ] {
+        let mut lane = lane();
+        lane.policies.entered = at(1_000_000);
+        (lane.silence.before.time_us, lane.silence.before.joined_lately) = (5, joined_lately);
+        let reply = Reply {
+            time_us: 1,
+            incarnation: Incarnation::new(&[7; 16], 1),
+            nodes: 1,
+            recovering_until_us,
+            recovering_since_us: 0,
+            silence_us: 0,
+            limit_nodes: Vec::new(),
+            verdict: BatchVerdict::Applied(Vec::new()),
+        };
+        lane.live_through(back, &reply, at(4_000_000));
+        let LaneTrouble { outages: of_all, cut_off: alone, cut_off_us: alone_us, .. } =
+            lane.trouble;
+        let case = (back, joined_lately, recovering_until_us);
+        assert_eq!((of_all, alone, alone_us), (outages, cut_off, cut_off_us), "{case:?}");
+        lane.silence.before.time_us = 0;
+        lane.live_through(back, &reply, at(4_000_000));
+        assert_eq!(lane.trouble.unanswered_us, 3_000_000, "{case:?}");
+    }
+}
