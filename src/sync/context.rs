@@ -601,4 +601,13 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn keys_may_come_under_another_quota_once_a_limit_was_updated() {
+        let mut books = books(Limit::new("x", Quota::per_second(100)));
+        assert!(!books.has_plans());
+        let terms = Limit::new("x", Quota::per_second(200)).validate_hybrid(4).unwrap();
+        books.update(&terms, Vec::new());
+        assert!(books.has_plans(), "leases of the earlier one may live");
+    }
 }

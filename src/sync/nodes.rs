@@ -316,4 +316,20 @@ mod tests {
             "nobody knows whether those had it that have gone"
         );
     }
+
+    #[test]
+    fn count_has_stood_when_it_was_the_same_for_long() {
+        let mut nodes = Nodes::new(None, TIMEOUT_US);
+        let after = |us| at(0).plus_micros(us);
+        for (us, count, has_stood) in [
+            (0, 3, false),
+            (STOOD_US - 1, 4, false),
+            (2 * STOOD_US - 2, 4, false),
+            (2 * STOOD_US - 1, 4, true),
+        ] {
+            nodes.counted(count, count, after(us));
+            assert_eq!(nodes.have_stood(), has_stood, "{us}");
+            assert_eq!(nodes.stands_from().is_none(), has_stood, "{us}");
+        }
+    }
 }

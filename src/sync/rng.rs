@@ -42,4 +42,12 @@ mod tests {
             [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]
         );
     }
+
+    #[test]
+    fn jitter_is_an_eighth_either_way() {
+        let mut rng = Rng::new(1);
+        let spans: Vec<u64> = (0..1_000).map(|_| rng.jitter(800)).collect();
+        assert!(spans.iter().all(|span| (700..=900).contains(span)));
+        assert!(spans.iter().any(|span| *span < 720) && spans.iter().any(|span| *span > 880));
+    }
 }

@@ -31,4 +31,15 @@ mod tests {
         }
         assert!(slab.capacity() <= ROOM_KEPT);
     }
+
+    #[test]
+    fn room_of_accounts_is_kept_while_more_than_a_quarter_of_it_is_used() {
+        let mut slab = Slab::with_capacity(1_000);
+        (0..256).for_each(|number| assert_eq!(slab.insert(number), number));
+        give_back(&mut slab);
+        assert!(slab.capacity() >= 1_000);
+        (128..256).for_each(|number| assert_eq!(slab.remove(number), number));
+        give_back(&mut slab);
+        assert!(slab.capacity() < 1_000, "half of them are gone");
+    }
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::*;
 use crate::algorithm::FixedWindow;
-use crate::bucket::{BucketRef, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, NewKey, Table};
+use crate::bucket::{
+    Ask, BucketRef, KeyBudget, KeyHasher, LeaseBucket, LimitCounts, NewKey, Table,
+};
 use crate::error::StoreError;
 use crate::limit::SyncPolicy;
 use crate::store::model::Model;
@@ -257,6 +259,63 @@ fn attempt_whose_time_was_over_before_the_node_looked_is_waited_for_a_little_lon
     assert_eq!(is_down(&mut node), 0);
     node.run_until(fails_us + 30_000);
     assert_eq!(is_down(&mut node), 1);
+}
+
+/// A node that is always late would wait for ever.
+#[test]
+fn attempt_is_waited_for_ten_times_its_patience_at_the_most() {
+    let mut node = OneNode::new(of_20_ticks(), 1);
+    node.run_until(500_000);
+    node.is = StoreIs::Mute;
+    node.wait(1, 1, 1);
+    node.calls.fill(0);
+    while node.calls[0] == 0 {
+        node.run_until(node.engine.poll_timeout().as_micros());
+    }
+    node.now_us += 1_000_000;
+    node.handle(Input::Timeout);
+    assert_eq!(node.count(|event| matches!(event, Event::StoreDown { .. })), 1);
+}
+
+/// Each caller would put the policy in force anew, with all that it gives at first.
+#[test]
+fn outage_policy_of_a_key_begins_once() {
+    let mut node = OneNode::new(of_20_ticks(), 1);
+    node.wait(1, 1, 1);
+    node.run_until(500_000);
+    node.is = StoreIs::Unreachable;
+    for ticket in 2..100 {
+        node.wait(ticket, 1, 1);
+        node.run_until(node.now_us + 50_000);
+    }
+    assert_eq!(node.count(|event| matches!(event, Event::OutagePolicy { .. })), 1);
+}
+
+#[test]
+fn decisions_of_outage_policies_are_handed_out_while_they_are_in_force() {
+    let mut node = OneNode::new(of_20_ticks(), 1);
+    node.wait(1, 1, 1);
+    node.run_until(500_000);
+    node.is = StoreIs::Unreachable;
+    node.wait(2, 1, 1);
+    node.run_until(5_000_000);
+    node.engine.take_decisions(node.now());
+    let (plan, first_credit, can_wait) = (NewKey::NO_PLAN, 0, false);
+    let scale = of_20_ticks().validate_hybrid(4).unwrap().scale;
+    let ask = Ask { cost: 3, scale, first_credit, plan, can_wait };
+    assert!(node.bucket(1).decide(ask, node.now()).is_allowed());
+    let decisions = node.engine.take_decisions(node.now());
+    assert!(matches!(decisions[..], [Event::Decisions { allowed: 1, .. }]), "{decisions:?}");
+}
+
+#[test]
+fn store_that_lost_its_memory_is_soon_told_of_all_limits() {
+    let mut node = OneNode::new(of_20_ticks(), 1);
+    node.run_until(5_000_000);
+    node.store = Model::default();
+    node.run_until(6_500_000);
+    assert_eq!(node.count(|event| matches!(event, Event::MemoryLost { .. })), 1);
+    assert_eq!(node.store.limit_nodes.len(), 1);
 }
 
 /// The store learns of it in the next window: nobody can use it any more.

@@ -241,6 +241,7 @@ fn with_units(entry: &Entry, convert: impl Fn(i64) -> i64) -> Entry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::samples::{OPENED, account_of};
     use super::*;
     use crate::limit::Limit;
     use crate::quota::Quota;
@@ -271,5 +272,31 @@ mod tests {
             quota.insist(definition + before);
             assert_eq!(quota.version() - definition, after);
         }
+    }
+
+    /// Another node's plan is in force until this one's callers name theirs again.
+    #[test]
+    fn plan_is_insisted_on_until_the_store_has_taken_it() {
+        let (own, other) = (terms_of(100), terms_of(200));
+        for (is_taken, agreement) in [(false, Agreement::Insists), (true, Agreement::Follows)] {
+            let mut account = account_of(&own);
+            let entry = account.report(&"x".into(), &own, OPENED, false);
+            assert_eq!(entry.version, 0, "the limit's own quota is no plan");
+            if is_taken {
+                account.set_taken();
+            }
+            let agreed = account.agree(&entry, 1, other.stored_scale, &own, OPENED);
+            assert_eq!(agreed, Some(agreement));
+        }
+    }
+
+    #[test]
+    fn key_follows_its_limit_when_that_is_updated() {
+        let (own, other) = (terms_of(100), terms_of(200));
+        let mut account = account_of(&own);
+        account.follow_callers(&own, OPENED);
+        assert!(account.stored_scale().is_same_quota(&own.stored_scale));
+        account.follow_callers(&other, OPENED);
+        assert!(account.stored_scale().is_same_quota(&other.stored_scale));
     }
 }

@@ -64,7 +64,10 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
+    use super::super::level::StoredWindow;
     use super::super::samples::{OPENED, account_of};
+    use super::*;
+    use crate::limit::Credit;
     use crate::limit::Limit;
     use crate::quota::Quota;
 
@@ -89,5 +92,30 @@ mod tests {
         assert!((36..=40).contains(&overdrawn(100, 16, 10, false)), "half and a tenth");
         assert_eq!(overdrawn(1600, 16, 2, false), 0, "fractions do not matter");
         assert_eq!(overdrawn(100, 16, 2, true), 0);
+    }
+
+    /// The first credit that is left after an answer that so much is there, with so much refill leased and so much withheld.
+    fn first_credit_left(available: i64, rate: i64, withheld: Withheld) -> i64 {
+        let limit = Limit::new("x", Quota::per_second(1000).burst(1000));
+        let mut terms = limit.validate_hybrid(4).unwrap();
+        terms.credit = Credit { first: 10, known: 1 };
+        let mut account = account_of(&terms);
+        account.absorb(OPENED, true, |_, _| 10);
+        account.lease.held.rate = rate;
+        let available = available * terms.scale.token;
+        let given = Given { available, withheld, ..Given::default() };
+        let window = StoredWindow { length_us: 1, left_us: 1 };
+        account.level.install(&given, &window, 0, OPENED);
+        account.renew_credit(&given, true, OPENED, &terms);
+        account.spending.credit_given.into()
+    }
+
+    #[test]
+    fn first_credit_that_is_left_stays_while_the_store_has_plenty() {
+        assert_eq!(first_credit_left(501, 0, Withheld::Nothing), 10);
+        assert_eq!(first_credit_left(500, 0, Withheld::Nothing), 1);
+        assert_eq!(first_credit_left(501, 1, Withheld::Nothing), 0);
+        assert_eq!(first_credit_left(501, 0, Withheld::Tokens), 1);
+        assert_eq!(first_credit_left(501, 0, Withheld::TokensAndCredit), 0);
     }
 }

@@ -171,4 +171,17 @@ mod tests {
             assert_eq!(returned.forfeited, lost * terms.scale.token);
         }
     }
+
+    #[test]
+    fn what_was_overdrawn_is_owed_once_no_refill_is_leased() {
+        for (rate_used, owes) in [(100, false), (40, false), (0, true)] {
+            let terms = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
+            let mut account = account_of(&terms);
+            (account.lease.held.rate, account.lease.held.depth) = (100, 5);
+            account.lease.remainder = -5;
+            account.lease.ends = OPENED.plus_micros(2_000_000);
+            account.give_back(&terms, OPENED, 0, rate_used);
+            assert_eq!(account.spending.owes, owes, "{rate_used}");
+        }
+    }
 }

@@ -242,7 +242,10 @@ fn outstanding_after(given: &Given, entry: &Entry, stored: Scale, unit: i64) -> 
 
 #[cfg(test)]
 mod tests {
+    use super::super::samples::account_of;
     use super::*;
+    use crate::limit::Limit;
+    use crate::quota::Quota;
 
     /// A lease of 30 tokens that was renewed at 10.2 s and rose by a token in 100 ms; epochs last half a second, so that it ended at 11 s. Its
     /// last report said that 5 were spent.
@@ -277,5 +280,19 @@ mod tests {
         assert_eq!(unspent(&lease, &Entry { held, ..entry.clone() }), 0, "another node's epochs");
         let lease = LeaseState { left_to_policies: None, ..LeaseState::none() };
         assert_eq!(unspent(&lease, &entry), 0, "the quota has changed");
+    }
+
+    /// The simulator holds what nodes have against what the store has leased to them.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn refill_flows_until_the_window_or_the_lease_ends() {
+        let at = Timestamp::from_micros;
+        let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+        let mut account = account_of(&terms);
+        (account.lease.held.rate, account.lease.ends) = (7, at(3_000));
+        account.lease.window_ends = at(2_000);
+        let rates =
+            [1_999, 2_000, 2_999, 3_000].map(|us| account.held(at(us)).map(|held| held.rate));
+        assert_eq!(rates, [Some(7), Some(0), Some(0), None]);
     }
 }

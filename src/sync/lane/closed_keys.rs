@@ -108,4 +108,15 @@ mod tests {
         closed.told(&[Grant::Given(Given::default())], 9_000_000);
         assert_eq!((remembered(&closed), closed.to_tell().len()), (1, 1));
     }
+
+    #[test]
+    fn accounts_stay_open_while_no_more_keys_can_be_remembered() {
+        let mut closed = ClosedKeys::default();
+        (1..CLOSED_KEYS_MAX).for_each(|_| closed.remember(ClosedKey::of(SCALE), 1_000_000));
+        assert!(closed.has_room());
+        closed.remember(ClosedKey::of(SCALE), 1_000_000);
+        assert!(!closed.has_room());
+        closed.tell_all();
+        assert!(!closed.has_room(), "they are still to be told of");
+    }
 }

@@ -4,7 +4,9 @@ use super::*;
 use crate::algorithm::{FixedWindow, Rule, SlidingLog};
 use crate::limit::Limit;
 use crate::quota::Quota;
+use crate::sync::context::{LimitBooks, LimitConfig, Timings};
 use crate::sync::message::{BatchVerdict, Reply};
+use crate::sync::nodes::Nodes;
 
 fn at(us: u64) -> Timestamp {
     Timestamp::from_micros(us)
@@ -82,4 +84,19 @@ fn outage_is_that_of_all_nodes_or_of_this_one_alone() {
         lane.live_through(back, &reply, at(4_000_000));
         assert_eq!(lane.trouble.unanswered_us, 3_000_000, "{case:?}");
     }
+}
+
+/// A pass that was lost is made again before the store forgets who has a limit.
+#[test]
+fn node_counts_among_those_of_a_limit_for_longer_than_it_counts_as_alive() {
+    let terms = terms(Quota::per_second(10));
+    let config = LimitConfig { name: "x".into(), terms, plans: Vec::new() };
+    let limits = vec![LimitBooks::new(config, Nodes::new(None, 100_000))];
+    let (recovery_us, lease_us, silence_us, retry_us) = (1, 2, 1_500_000, 100_000);
+    let timings = Timings { recovery_us, lease_us, silence_us, retry_us };
+    let context = Context::new(limits, 1, timings, 7, at(0));
+    let times = lane().header(&[], 0, at(0), &context).times;
+    assert_eq!(times.alive_us, ALIVE_US as i64);
+    assert_eq!(times.limit_alive_us, times.alive_us + 2 * pass_us(&context) as i64);
+    assert!(pass_us(&context) > 0);
 }

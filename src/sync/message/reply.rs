@@ -419,4 +419,16 @@ mod tests {
         let bytes = reply.encode(Receipt::default(), &entries);
         assert_eq!(Reply::decode(&bytes, &entries, 0), Ok(reply));
     }
+
+    #[test]
+    fn numbers_of_a_reply_are_whole_and_within_bounds() {
+        let read = |number: f64| Reader { bytes: &number.to_le_bytes() }.number("x");
+        let most = WIRE_MAX as f64;
+        for number in [0.0, -7.0, most] {
+            assert_eq!(read(number), Ok(number as i64));
+        }
+        for number in [0.5, 2.0 * most, -2.0 * most, f64::INFINITY, f64::NAN] {
+            assert!(read(number).is_err(), "{number}");
+        }
+    }
 }

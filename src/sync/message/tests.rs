@@ -60,6 +60,16 @@ fn entry_says_what_follows_it() {
     ] {
         assert_eq!(entry.flags(rest_follows), flags, "{entry:?}");
     }
+    for (entry, numbers) in [
+        (entry(), 0),
+        (Entry { debt: 1, ..entry() }, REST_NUMBERS),
+        (of_claim(true, 3, 5), 2),
+        (Entry { debt: 1, ..of_claim(true, 0, 5) }, REST_NUMBERS + 1),
+    ] {
+        let mut body = Vec::new();
+        assert_eq!(entry.encode(1, &mut body), numbers);
+        assert_eq!(body.len(), 2 + 8 * (12 + numbers), "{entry:?}");
+    }
 }
 
 #[test]

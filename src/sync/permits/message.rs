@@ -118,3 +118,20 @@ impl PermitReply {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reply_of_the_script_has_whole_numbers_and_counts_that_fit() {
+        let numbers = [1.0, 2.0, 0.0, 5e9, 3e4, 0.0];
+        assert!(PermitReply::read(&numbers).is_ok());
+        assert!(PermitReply::read(&numbers[1..]).is_err());
+        for (place, wrong) in [(0, 0.5), (1, -1.0), (2, f64::NAN), (0, 5e9), (1, 5e9), (5, 5e9)] {
+            let mut numbers = numbers;
+            numbers[place] = wrong;
+            assert!(PermitReply::read(&numbers).is_err(), "{numbers:?}");
+        }
+    }
+}

@@ -337,3 +337,33 @@ fn cost_of_nothing_or_of_more_than_there_is_at_all_is_refused_by_name() {
         assert_eq!(refused, Err(AcquireError::Cost { limit: "x".into(), cost, max: 10 }));
     }
 }
+
+#[test]
+fn caller_who_does_not_wait_is_denied_at_once_by_a_node_that_shares_nothing() {
+    let limit = Concurrency::new("x", 1).validate(true, 1, 10).unwrap();
+    let mut permits = Permits::new(limit, 1);
+    let mut take = || {
+        let ask = PermitAsk { cost: 1, within_us: None };
+        permits.acquire(&PermitKey::from(&b"a"[..]), ask, at(0))
+    };
+    assert!(take().is_ok());
+    assert_eq!(take(), Err(AcquireError::Denied { limit: "x".into(), max: 1, in_use: 1 }));
+}
+
+#[test]
+fn as_many_wait_as_may_and_each_who_was_told_leaves_room_for_another() {
+    let limit = Concurrency::new("x", 1).max_waiting(2).validate(true, 1, 10).unwrap();
+    let mut node = Alone { permits: Permits::new(limit, 1), ..Alone::cut_off(10) };
+    assert!(node.gets_at_once(b"a"));
+    for round in 1..=3 {
+        node.begin_to_wait(b"a", 10);
+        node.begin_to_wait(b"a", 10);
+        assert_eq!(node.permits.counts().waiting, 2);
+        let ask = PermitAsk { cost: 1, within_us: Some(10_000) };
+        let third = node.permits.acquire(&PermitKey::from(&b"a"[..]), ask, node.now);
+        let limit = "x".into();
+        assert_eq!(third, Err(AcquireError::TooManyWaiting { limit, max_waiting: 2 }));
+        node.pass(at(100 * round));
+        assert_eq!(node.permits.counts().waiting, 0);
+    }
+}
