@@ -352,3 +352,24 @@ fn frozen_process_is_counted_while_outage_policies_are_in_force() {
         assert_eq!(after > before, is_counted, "{before:?} and {after:?}");
     }
 }
+
+/// A new lane may not give anything before its other nodes have told what they know.
+#[test]
+fn key_of_which_tokens_were_withheld_is_asked_for_when_the_lane_gives_again() {
+    let mut node = OneNode::new(api(10, 10), 1);
+    node.wait(1, 1, 1);
+    node.run_until(1_000);
+    let (mut withheld_until, mut synced_at) = (None, None);
+    while node.now_us < 900_000 && synced_at.is_none() {
+        node.run_until(node.now_us + 1_000);
+        if withheld_until.is_none() && !node.engine.is_recovering(node.now()) {
+            withheld_until = Some(node.now_us);
+        }
+        let synced = node.count(|event| matches!(event, Event::Synced { keys: 1.., .. }));
+        if synced > 0 && withheld_until.is_some() {
+            synced_at = Some(node.now_us);
+        }
+    }
+    let (until_us, at_us) = (withheld_until.unwrap(), synced_at.unwrap());
+    assert!(at_us - until_us <= 10_000, "{until_us} and {at_us}");
+}

@@ -134,6 +134,7 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::super::samples::account_of;
+    use super::super::spending::Unsent;
     use crate::quota::Quota;
     use crate::sync::message::Given;
     use std::sync::Arc;
@@ -219,5 +220,23 @@ mod tests {
             assert_eq!((unsent.spent, unsent.debt), (spent, debt), "{now:?}");
             assert_eq!(account.spending.owes, debt > 0);
         }
+    }
+
+    #[test]
+    fn tokens_of_a_lease_that_were_not_used_are_taken_off_the_report_and_given_up() {
+        let (mut account, terms) =
+            account_with_ten_unreported(Limit::new("x", FixedWindow::per_second(1000)));
+        account.collect(at(2_500), true);
+        account.spending.unsent =
+            Unsent { spent: 8, spent_before: 7, debt: 2, ..Unsent::default() };
+        let unused = Settlement::unused(9, true);
+        assert_eq!(account.settle(unused, at(2_600), Some(1), at(3_000), &terms), 0);
+        let Unsent { spent, spent_before, debt, .. } = account.spending.unsent;
+        assert_eq!((spent, spent_before, debt), (0, 0, 1));
+        assert_eq!(account.lease.forfeited, 8 * terms.scale.token);
+        let unused = Settlement::unused(3, true);
+        assert_eq!(account.settle(unused, at(2_600), Some(1), at(3_000), &terms), 0);
+        let Unsent { debt, refunded, .. } = account.spending.unsent;
+        assert_eq!((debt, refunded.tokens), (0, 2), "the rest was reported before");
     }
 }
