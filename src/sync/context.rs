@@ -487,13 +487,13 @@ mod tests {
     use crate::limit::Limit;
     use crate::quota::Quota;
 
-    fn books(limit: Limit) -> LimitBooks {
+    fn books(limit: &Limit) -> LimitBooks {
         let terms = limit.validate_hybrid(4).unwrap();
         let config = LimitConfig { name: "x".into(), terms, plans: Vec::new() };
         LimitBooks::new(config, Nodes::new(None, 100_000))
     }
 
-    fn context(limit: Limit) -> Context {
+    fn context(limit: &Limit) -> Context {
         let (recovery_us, lease_us) = (1_000_000, 2_000_000);
         let timings = Timings { recovery_us, lease_us, silence_us: 1_500_000, retry_us: 100_000 };
         Context::new(vec![books(limit)], 1, timings, 7, Timestamp::ZERO)
@@ -508,7 +508,7 @@ mod tests {
 
     #[test]
     fn decisions_without_room_for_their_keys_are_counted_and_handed_out_once() {
-        let mut books = books(Limit::new("x", Quota::per_second(100)));
+        let mut books = books(&Limit::new("x", Quota::per_second(100)));
         assert!(books.take_decisions().is_none());
         for overflowed in [2, 3] {
             books.count(LimitCounts { overflowed, ..LimitCounts::default() });
@@ -528,7 +528,7 @@ mod tests {
             (OutagePolicy::Closed, false, true, true),
             (OutagePolicy::Share, true, true, true),
         ] {
-            let mut context = context(Limit::new("x", Quota::per_second(100)).outage(outage));
+            let mut context = context(&Limit::new("x", Quota::per_second(100)).outage(outage));
             (context.limits[0].on_policy, context.all_down) = (on_policy, all_down);
             context.set_credit(Timestamp::ZERO);
             let is_any = context.limits[0].terms.credit != Credit::NONE;
@@ -538,8 +538,8 @@ mod tests {
 
     #[test]
     fn plan_of_other_nodes_is_named_in_tokens_and_once_a_minute() {
-        let mut context = context(Limit::new("x", Quota::per_second(100)));
-        let other = books(Limit::new("x", Quota::per_second(500).burst(700)));
+        let mut context = context(&Limit::new("x", Quota::per_second(100)));
+        let other = books(&Limit::new("x", Quota::per_second(500).burst(700)));
         for (second, is_named) in [(1, true), (60, false), (61, true)] {
             let now = Timestamp::from_micros(1_000_000 * second);
             context.outputs.clear();
@@ -564,7 +564,7 @@ mod tests {
             (Limit::new("x", Quota::per_second(100)), 20, 0),
             (Limit::new("x", Quota::per_second(100)).credit(0), 20, 0),
         ] {
-            let mut context = context(limit);
+            let mut context = context(&limit);
             for _ in 0..2 {
                 context.counted(0, nodes, Timestamp::ZERO);
                 context.counted_of_limits(0, &[nodes], nodes, Timestamp::ZERO);
@@ -576,7 +576,7 @@ mod tests {
 
     #[test]
     fn counts_are_missing_of_shared_limits_whose_nodes_are_not_configured() {
-        let mut context = context(Limit::new("x", Quota::per_second(100)));
+        let mut context = context(&Limit::new("x", Quota::per_second(100)));
         assert!(context.is_any_count_missing());
         context.limits[0].nodes = Nodes::new(Some(4), 100_000);
         assert!(!context.is_any_count_missing());
@@ -584,8 +584,8 @@ mod tests {
 
     #[test]
     fn quota_that_the_store_holds_is_named_in_tokens_and_once_a_minute() {
-        let mut context = context(Limit::new("x", Quota::per_second(100)));
-        let stored = books(Limit::new("x", Quota::per_second(500).burst(700))).terms.stored_scale;
+        let mut context = context(&Limit::new("x", Quota::per_second(100)));
+        let stored = books(&Limit::new("x", Quota::per_second(500).burst(700))).terms.stored_scale;
         let grant = Grant::OtherQuota { version: 3 << 27, scale: stored };
         let entry = Entry::empty(context.limits[0].terms.stored_scale);
         for (second, is_named) in [(1, true), (60, false), (61, true)] {
@@ -604,7 +604,7 @@ mod tests {
 
     #[test]
     fn keys_may_come_under_another_quota_once_a_limit_was_updated() {
-        let mut books = books(Limit::new("x", Quota::per_second(100)));
+        let mut books = books(&Limit::new("x", Quota::per_second(100)));
         assert!(!books.has_plans());
         let terms = Limit::new("x", Quota::per_second(200)).validate_hybrid(4).unwrap();
         books.update(&terms, Vec::new());

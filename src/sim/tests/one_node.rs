@@ -41,11 +41,11 @@ struct OneNode {
 }
 
 impl OneNode {
-    fn new(limit: Limit, lanes: u32) -> Self {
+    fn new(limit: &Limit, lanes: u32) -> Self {
         Self::with_timeout(limit, lanes, 100_000)
     }
 
-    fn with_timeout(limit: Limit, lanes: u32, retry_us: u64) -> Self {
+    fn with_timeout(limit: &Limit, lanes: u32, retry_us: u64) -> Self {
         let terms = limit.validate_hybrid(4).unwrap();
         let limits = vec![LimitConfig { name: "api".into(), terms, plans: Vec::new() }];
         let (instance, seed, max_nodes) = ([7; 16], 1, None);
@@ -127,7 +127,7 @@ fn of_20_ticks() -> Limit {
 
 #[test]
 fn node_is_told_once_that_a_lane_is_away_and_once_that_it_is_back() {
-    let mut node = OneNode::new(of_20_ticks(), 2);
+    let mut node = OneNode::new(&of_20_ticks(), 2);
     node.run_until(1_000_000);
     for _ in 0..2 {
         node.is = StoreIs::Unreachable;
@@ -142,7 +142,7 @@ fn node_is_told_once_that_a_lane_is_away_and_once_that_it_is_back() {
 /// One lane asks for all whether the store is back.
 #[test]
 fn lanes_of_a_store_that_is_away_call_seldom_but_for_one() {
-    let mut node = OneNode::with_timeout(of_20_ticks(), 8, 1_000_000);
+    let mut node = OneNode::with_timeout(&of_20_ticks(), 8, 1_000_000);
     node.run_until(1_000_000);
     node.is = StoreIs::Unreachable;
     node.run_until(1_500_000);
@@ -158,7 +158,7 @@ fn lanes_of_a_store_that_is_away_call_seldom_but_for_one() {
 
 #[test]
 fn gauges_are_the_sums_of_all_lanes() {
-    let mut node = OneNode::new(of_20_ticks(), 4);
+    let mut node = OneNode::new(&of_20_ticks(), 4);
     assert_eq!(node.engine.nodes(0), None);
     assert_eq!(node.engine.gauges(), Gauges::default());
     node.run_until(1_000_000);
@@ -186,7 +186,7 @@ fn gauges_are_the_sums_of_all_lanes() {
 
 #[test]
 fn node_that_leaves_has_reported_all_when_the_store_knows_that_it_leaves() {
-    let mut node = OneNode::new(of_20_ticks(), 1);
+    let mut node = OneNode::new(&of_20_ticks(), 1);
     for key in 0..3 {
         node.wait(key.into(), key, 3);
     }
@@ -195,12 +195,12 @@ fn node_that_leaves_has_reported_all_when_the_store_knows_that_it_leaves() {
     node.handle(Input::Leave);
     node.run_until(1_000_000);
     assert!(node.engine.has_reported_all());
-    assert_eq!(node.store.members.values().map(|nodes| nodes.len()).sum::<usize>(), 0);
+    assert_eq!(node.store.members.values().map(std::collections::HashMap::len).sum::<usize>(), 0);
 }
 
 #[test]
 fn node_that_never_reached_its_store_has_nobody_to_tell_that_it_leaves() {
-    let mut node = OneNode { is: StoreIs::Mute, ..OneNode::new(of_20_ticks(), 1) };
+    let mut node = OneNode { is: StoreIs::Mute, ..OneNode::new(&of_20_ticks(), 1) };
     node.run_until(10_000);
     assert!(node.engine.has_reported_all());
 }
@@ -208,10 +208,10 @@ fn node_that_never_reached_its_store_has_nobody_to_tell_that_it_leaves() {
 /// The other nodes of a cluster that was given a newer definition.
 #[test]
 fn quota_of_a_newer_definition_in_the_store_is_named() {
-    let mut newer = OneNode::new(of_20_ticks().version(2), 1);
+    let mut newer = OneNode::new(&of_20_ticks().version(2), 1);
     newer.wait(1, 1, 1);
     newer.run_until(100_000);
-    let mut node = OneNode { store: newer.store, ..OneNode::new(api(500, 500).version(1), 1) };
+    let mut node = OneNode { store: newer.store, ..OneNode::new(&api(500, 500).version(1), 1) };
     node.wait(1, 1, 1);
     node.run_until(100_000);
     assert_eq!(node.count(|event| matches!(event, Event::QuotaMismatch { .. })), 1);
@@ -219,7 +219,7 @@ fn quota_of_a_newer_definition_in_the_store_is_named() {
 
 #[test]
 fn decisions_that_buckets_do_not_count_are_handed_out_with_the_others() {
-    let mut node = OneNode::new(of_20_ticks(), 1);
+    let mut node = OneNode::new(&of_20_ticks(), 1);
     node.engine.counted(0, LimitCounts { allowed: 3, ..LimitCounts::default() });
     let decisions = node.engine.take_decisions(node.now());
     assert!(matches!(decisions[..], [Event::Decisions { allowed: 3, .. }]), "{decisions:?}");
@@ -229,7 +229,7 @@ fn decisions_that_buckets_do_not_count_are_handed_out_with_the_others() {
 #[test]
 fn callers_who_wait_are_asked_for_though_a_ceiling_is_reached() {
     let ceiling = SyncPolicy::Accuracy { excess: 0.01, key_syncs_per_second_max: Some(1.0) };
-    let mut node = OneNode::new(of_20_ticks().sync(ceiling), 1);
+    let mut node = OneNode::new(&of_20_ticks().sync(ceiling), 1);
     // Long ticks make a new lane wait for its nodes for long.
     node.run_until(60_000_000);
     for key in 0..10 {
@@ -242,7 +242,7 @@ fn callers_who_wait_are_asked_for_though_a_ceiling_is_reached() {
 /// The answer may be there when the node looks.
 #[test]
 fn attempt_whose_time_was_over_before_the_node_looked_is_waited_for_a_little_longer() {
-    let mut node = OneNode::new(of_20_ticks(), 1);
+    let mut node = OneNode::new(&of_20_ticks(), 1);
     node.run_until(500_000);
     node.is = StoreIs::Mute;
     let is_down = |node: &mut OneNode| node.count(|event| matches!(event, Event::StoreDown { .. }));
@@ -264,7 +264,7 @@ fn attempt_whose_time_was_over_before_the_node_looked_is_waited_for_a_little_lon
 /// A node that is always late would wait for ever.
 #[test]
 fn attempt_is_waited_for_ten_times_its_patience_at_the_most() {
-    let mut node = OneNode::new(of_20_ticks(), 1);
+    let mut node = OneNode::new(&of_20_ticks(), 1);
     node.run_until(500_000);
     node.is = StoreIs::Mute;
     node.wait(1, 1, 1);
@@ -280,7 +280,7 @@ fn attempt_is_waited_for_ten_times_its_patience_at_the_most() {
 /// Each caller would put the policy in force anew, with all that it gives at first.
 #[test]
 fn outage_policy_of_a_key_begins_once() {
-    let mut node = OneNode::new(of_20_ticks(), 1);
+    let mut node = OneNode::new(&of_20_ticks(), 1);
     node.wait(1, 1, 1);
     node.run_until(500_000);
     node.is = StoreIs::Unreachable;
@@ -293,7 +293,7 @@ fn outage_policy_of_a_key_begins_once() {
 
 #[test]
 fn decisions_of_outage_policies_are_handed_out_while_they_are_in_force() {
-    let mut node = OneNode::new(of_20_ticks(), 1);
+    let mut node = OneNode::new(&of_20_ticks(), 1);
     node.wait(1, 1, 1);
     node.run_until(500_000);
     node.is = StoreIs::Unreachable;
@@ -310,7 +310,7 @@ fn decisions_of_outage_policies_are_handed_out_while_they_are_in_force() {
 
 #[test]
 fn store_that_lost_its_memory_is_soon_told_of_all_limits() {
-    let mut node = OneNode::new(of_20_ticks(), 1);
+    let mut node = OneNode::new(&of_20_ticks(), 1);
     node.run_until(5_000_000);
     node.store = Model::default();
     node.run_until(6_500_000);
@@ -322,7 +322,7 @@ fn store_that_lost_its_memory_is_soon_told_of_all_limits() {
 #[test]
 fn tokens_that_were_given_back_too_late_for_their_window_are_told_of() {
     let limit = Limit::new("api", FixedWindow::per_second(1000));
-    let mut node = OneNode::new(limit, 1);
+    let mut node = OneNode::new(&limit, 1);
     node.wait(1, 1, 10);
     node.run_until(990_000);
     let decided = node.now();
@@ -340,7 +340,7 @@ fn tokens_that_were_given_back_too_late_for_their_window_are_told_of() {
 #[test]
 fn frozen_process_is_counted_while_outage_policies_are_in_force() {
     for (is, is_counted) in [(StoreIs::There, false), (StoreIs::Unreachable, true)] {
-        let mut node = OneNode::new(of_20_ticks(), 1);
+        let mut node = OneNode::new(&of_20_ticks(), 1);
         node.wait(1, 1, 1);
         node.run_until(500_000);
         node.is = is;
@@ -356,7 +356,7 @@ fn frozen_process_is_counted_while_outage_policies_are_in_force() {
 /// A new lane may not give anything before its other nodes have told what they know.
 #[test]
 fn key_of_which_tokens_were_withheld_is_asked_for_when_the_lane_gives_again() {
-    let mut node = OneNode::new(api(10, 10), 1);
+    let mut node = OneNode::new(&api(10, 10), 1);
     node.wait(1, 1, 1);
     node.run_until(1_000);
     let (mut withheld_until, mut synced_at) = (None, None);
