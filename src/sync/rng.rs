@@ -47,6 +47,7 @@ mod tests {
     fn jitter_is_an_eighth_either_way() {
         let mut rng = Rng::new(1);
         let spans: Vec<u64> = (0..1_000).map(|_| rng.jitter(800)).collect();
+        assert_eq!(rng.jitter(0), 0);
         assert!(spans.iter().all(|span| (700..=900).contains(span)));
         assert!(spans.iter().any(|span| *span < 720) && spans.iter().any(|span| *span > 880));
     }

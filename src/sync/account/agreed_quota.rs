@@ -299,4 +299,20 @@ mod tests {
         account.follow_callers(&other, OPENED);
         assert!(account.stored_scale().is_same_quota(&other.stored_scale));
     }
+
+    #[test]
+    fn key_that_follows_the_store_asks_for_its_own_plan_again_after_a_minute() {
+        let (own, other) = (terms_of(100), terms_of(200));
+        let mut account = account_of(&own);
+        let entry = account.report(&"x".into(), &own, OPENED, false);
+        account.set_taken();
+        let agreed = account.agree(&entry, 1, other.stored_scale, &own, OPENED);
+        assert_eq!(agreed, Some(Agreement::Follows));
+        for (after_us, stored) in
+            [(0, &other), (REFUSAL_EVENTS_US - 1, &other), (REFUSAL_EVENTS_US, &own)]
+        {
+            account.follow_callers(&own, OPENED.plus_micros(after_us));
+            assert!(account.stored_scale().is_same_quota(&stored.stored_scale), "{after_us}");
+        }
+    }
 }

@@ -192,7 +192,7 @@ mod tests {
     use crate::quota::Quota;
     use crate::sync::account::Settlement;
     use crate::sync::account::samples::{OPENED, account_of};
-    use crate::sync::message::Given;
+    use crate::sync::message::{Entry, Given};
 
     fn terms() -> Terms {
         Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap()
@@ -247,5 +247,13 @@ mod tests {
         }
         accounts.change(0, |account| account.report(&"x".into(), &terms, OPENED, false));
         assert_eq!(accounts.sums.pending, 3, "the rest is in a batch");
+        for (slot, depth, leased) in [(0, 5, 5), (1, 7, 12), (0, 2, 9)] {
+            accounts.change(slot, |account| {
+                let entry = Entry::empty(terms.scale);
+                let given = Given { depth, life_us: 2_000_000, ..Given::default() };
+                account.install(&given, &entry, OPENED, OPENED, &terms);
+            });
+            assert_eq!(accounts.sums.depth, leased);
+        }
     }
 }

@@ -42,7 +42,7 @@ impl LaneTime {
     /// after `now`.
     pub(super) fn latest_with_drift_us(&self, now: Timestamp) -> i64 {
         let own_us = now.micros_since(self.sent);
-        self.time_us.saturating_add_unsigned(own_us + own_us / (CLOCK_ERROR_DIVISOR - 1) + 1)
+        self.time_us.saturating_add_unsigned(own_us + own_us / (CLOCK_ERROR_DIVISOR - 1))
     }
 
     /// The latest that the lane's time can be at `now`.

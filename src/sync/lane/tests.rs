@@ -4,6 +4,8 @@ use super::*;
 use crate::algorithm::{FixedWindow, Rule, SlidingLog};
 use crate::limit::Limit;
 use crate::quota::Quota;
+use crate::sync::account::Outage;
+use crate::sync::account::samples::bucket;
 use crate::sync::context::{LimitBooks, LimitConfig, Timings};
 use crate::sync::message::{BatchVerdict, Reply};
 use crate::sync::nodes::Nodes;
@@ -86,17 +88,32 @@ fn outage_is_that_of_all_nodes_or_of_this_one_alone() {
     }
 }
 
-/// A pass that was lost is made again before the store forgets who has a limit.
-#[test]
-fn node_counts_among_those_of_a_limit_for_longer_than_it_counts_as_alive() {
-    let terms = terms(Quota::per_second(10));
+fn context(terms: Terms) -> Context {
     let config = LimitConfig { name: "x".into(), terms, plans: Vec::new() };
     let limits = vec![LimitBooks::new(config, Nodes::new(None, 100_000))];
     let (recovery_us, lease_us, silence_us, retry_us) = (1, 2, 1_500_000, 100_000);
     let timings = Timings { recovery_us, lease_us, silence_us, retry_us };
-    let context = Context::new(limits, 1, timings, 7, at(0));
+    Context::new(limits, 1, timings, 7, at(0))
+}
+
+/// A pass that was lost is made again before the store forgets who has a limit.
+#[test]
+fn node_counts_among_those_of_a_limit_for_longer_than_it_counts_as_alive() {
+    let context = context(terms(Quota::per_second(10)));
     let times = lane().header(&[], 0, at(0), &context).times;
     assert_eq!(times.alive_us, ALIVE_US as i64);
     assert_eq!(times.limit_alive_us, times.alive_us + 2 * pass_us(&context) as i64);
     assert!(pass_us(&context) > 0);
+}
+
+#[test]
+fn outage_of_a_lane_counts_from_when_its_first_key_lived_on_a_policy() {
+    let (mut lane, mut context) = (lane(), context(terms(Quota::per_second(10))));
+    for (second, entered) in [(1, 1), (2, 1), (3, 1)] {
+        let now = at(1_000_000 * second);
+        let slot = lane.open(bucket(), b"key"[..].into(), now, &mut context);
+        let outage = Outage { from: now, ended: now, last_us: 0 };
+        lane.enter_policy(slot, now, &outage, &mut context);
+        assert_eq!(lane.policies.entered, at(1_000_000 * entered));
+    }
 }
