@@ -88,8 +88,8 @@ fn outage_is_that_of_all_nodes_or_of_this_one_alone() {
     }
 }
 
-fn context(terms: Terms) -> Context {
-    let config = LimitConfig { name: "x".into(), terms, plans: Vec::new() };
+fn context(terms: &Terms) -> Context {
+    let config = LimitConfig { name: "x".into(), terms: *terms, plans: Vec::new() };
     let limits = vec![LimitBooks::new(config, Nodes::new(None, 100_000))];
     let (recovery_us, lease_us, silence_us, retry_us) = (1, 2, 1_500_000, 100_000);
     let timings = Timings { recovery_us, lease_us, silence_us, retry_us };
@@ -99,7 +99,7 @@ fn context(terms: Terms) -> Context {
 /// A pass that was lost is made again before the store forgets who has a limit.
 #[test]
 fn node_counts_among_those_of_a_limit_for_longer_than_it_counts_as_alive() {
-    let context = context(terms(Quota::per_second(10)));
+    let context = context(&terms(Quota::per_second(10)));
     let times = lane().header(&[], 0, at(0), &context).times;
     assert_eq!(times.alive_us, ALIVE_US as i64);
     assert_eq!(times.limit_alive_us, times.alive_us + 2 * pass_us(&context) as i64);
@@ -108,7 +108,7 @@ fn node_counts_among_those_of_a_limit_for_longer_than_it_counts_as_alive() {
 
 #[test]
 fn outage_of_a_lane_counts_from_when_its_first_key_lived_on_a_policy() {
-    let (mut lane, mut context) = (lane(), context(terms(Quota::per_second(10))));
+    let (mut lane, mut context) = (lane(), context(&terms(Quota::per_second(10))));
     for (second, entered) in [(1, 1), (2, 1), (3, 1)] {
         let now = at(1_000_000 * second);
         let slot = lane.open(bucket(), b"key"[..].into(), now, &mut context);
