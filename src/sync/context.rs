@@ -610,4 +610,24 @@ mod tests {
         books.update(&terms, Vec::new());
         assert!(books.has_plans(), "leases of the earlier one may live");
     }
+
+    #[test]
+    fn only_hybrid_limits_are_shared_by_leases() {
+        let shared = books(&Limit::new("x", Quota::per_second(100)));
+        assert!(shared.is_shared());
+        let terms = Limit::new("x", Quota::per_second(100)).local().validate_local().unwrap();
+        let config = LimitConfig { name: "x".into(), terms, plans: Vec::new() };
+        assert!(!LimitBooks::new(config, Nodes::new(None, 100_000)).is_shared());
+    }
+
+    #[test]
+    fn windows_are_counted_in_time_up_to_a_thousand_by_one_reading_of_the_clock() {
+        let mut context = context(&Limit::new("x", Quota::per_second(100)));
+        for ms in [1, 2] {
+            let now = Timestamp::from_micros(1_000 * ms);
+            let in_time =
+                (0..WINDOWS_COUNTED_MAX + 1).filter(|_| context.counts_window_in_time(now));
+            assert_eq!(in_time.count(), WINDOWS_COUNTED_MAX as usize);
+        }
+    }
 }

@@ -315,4 +315,13 @@ mod tests {
             assert!(account.stored_scale().is_same_quota(&stored.stored_scale), "{after_us}");
         }
     }
+
+    #[test]
+    fn newer_definition_is_asked_for_by_its_number() {
+        let newer = Limit::new("x", Quota::per_second(200)).version(2).validate_hybrid(4).unwrap();
+        let mut quota = AgreedQuota::of(&terms_of(100), false);
+        assert!(quota.ask_for(&newer));
+        assert_eq!((definition(quota.version()), changes(quota.version())), (2, 1));
+        assert!(!quota.ask_for(&terms_of(100)), "of an earlier one nobody insists");
+    }
 }

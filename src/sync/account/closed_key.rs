@@ -74,3 +74,35 @@ impl ClosedKey {
         (self.version, self.scale) = (version, scale);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::level::StoredWindow;
+    use super::super::samples::{OPENED, account_of};
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+    use crate::sync::message::Given;
+
+    #[test]
+    fn closed_key_is_remembered_if_more_is_charged_than_a_node_may_spend_on_credit() {
+        for (has_charged, mean_cost, requests, view, is_remembered) in [
+            (true, 2, 1, 50, true),
+            (true, 1, 2, 50, true),
+            (true, 1, 1, 50, false),
+            (false, 2, 2, 50, false),
+            (true, 2, 2, 100, false),
+        ] {
+            let terms = Limit::new("x", Quota::per_second(100)).credit(1);
+            let terms = terms.validate_hybrid(4).unwrap();
+            let mut account = account_of(&terms);
+            let window = StoredWindow { length_us: 1, left_us: 1 };
+            let given = Given { available: view * terms.scale.token, ..Given::default() };
+            account.level.install(&given, &window, 0, OPENED);
+            account.history.has_charged = has_charged;
+            (account.history.mean_cost, account.history.requests) = (mean_cost, requests);
+            let closed = account.closed_key(&"x".into(), &terms, OPENED);
+            let case = (has_charged, mean_cost, requests, view);
+            assert_eq!(closed.is_some(), is_remembered, "{case:?}");
+        }
+    }
+}

@@ -118,4 +118,20 @@ mod tests {
         assert_eq!(first_credit_left(501, 0, Withheld::Tokens), 1);
         assert_eq!(first_credit_left(501, 0, Withheld::TokensAndCredit), 0);
     }
+
+    /// There are more nodes than before, so that each has less.
+    #[test]
+    fn first_credit_that_was_spent_before_counts_towards_what_there_is_now() {
+        let limit = Limit::new("x", Quota::per_second(1000).burst(1000));
+        let mut terms = limit.validate_hybrid(4).unwrap();
+        let mut account = account_of(&terms);
+        account.absorb(OPENED, true, |_, _| 10);
+        account.spending.unsent.debt = 3;
+        terms.credit = Credit { first: 5, known: 1 };
+        let available = terms.scale.burst;
+        let given = Given { available, ..Given::default() };
+        account.level.install(&given, &StoredWindow { length_us: 1, left_us: 1 }, 0, OPENED);
+        account.renew_credit(&given, true, OPENED, &terms);
+        assert_eq!(account.spending.credit_given, 2);
+    }
 }

@@ -139,6 +139,7 @@ mod tests {
     use super::super::samples::{OPENED, account_of};
     use crate::limit::Limit;
     use crate::quota::Quota;
+    use crate::sync::message::Given;
 
     /// What is given back by a node that is leased refill of 100, and then needs this much of it, and the part of a token that it keeps.
     fn given_back(rate_used: i64) -> (i64, i64, i64) {
@@ -182,6 +183,21 @@ mod tests {
             account.lease.ends = OPENED.plus_micros(2_000_000);
             account.give_back(&terms, OPENED, 0, rate_used);
             assert_eq!(account.spending.owes, owes, "{rate_used}");
+        }
+    }
+
+    #[test]
+    fn tokens_go_back_where_more_than_a_quarter_beyond_the_need_are_held() {
+        for (need, ended, tokens) in [(8, false, 0), (7, false, 3), (0, false, 10), (8, true, 10)] {
+            let terms = Limit::new("x", Quota::per_second(1000)).credit(0);
+            let terms = terms.validate_hybrid(4).unwrap();
+            let mut account = account_of(&terms);
+            let entry = account.report(&"x".into(), &terms, OPENED, false);
+            account.end_report();
+            let given = Given { tokens: 10, depth: 10, life_us: 2_000_000, ..Given::default() };
+            account.install(&given, &entry, OPENED, OPENED, &terms);
+            let units = account.give_back_tokens(OPENED, need, ended);
+            assert_eq!(units, tokens * terms.scale.token, "{need}, {ended}");
         }
     }
 }

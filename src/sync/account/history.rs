@@ -102,4 +102,19 @@ mod tests {
             assert_eq!(history.is_beginning(nodes, now), is_beginning, "{case:?}");
         }
     }
+
+    #[test]
+    fn key_is_seen_once_if_its_only_request_came_long_after_those_before() {
+        for (view_age_us, requests, is_expected_to_return, is_once) in [
+            (None, 1, false, true),
+            (Some(LINGER_MAX_US + 1), 1, false, true),
+            (Some(LINGER_MAX_US), 1, false, false),
+            (None, 2, false, false),
+            (None, 1, true, false),
+        ] {
+            let new = History::new(Timestamp::ZERO, view_age_us);
+            let history = History { requests, is_expected_to_return, ..new };
+            assert_eq!(history.is_seen_once(), is_once, "{view_age_us:?}, {requests}");
+        }
+    }
 }

@@ -467,4 +467,25 @@ mod tests {
             assert_eq!(account.is_end_of_window(now, &terms), is_end, "{round_trip_us}");
         }
     }
+
+    /// Less than it costs is of no use.
+    #[test]
+    fn large_cost_that_was_denied_is_asked_for_if_there_is_as_much() {
+        let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+        for (tokens, is_asked) in [(61, true), (60, true), (59, false)] {
+            let mut account = viewed(&terms, tokens);
+            (account.history.requests, account.history.largest_denied) = (2, 60);
+            assert_eq!(account.need(OPENED, &terms) == 60, is_asked, "{tokens}");
+        }
+    }
+
+    #[test]
+    fn node_whose_callers_wait_holds_what_it_may_not_need_while_more_than_half_is_left() {
+        let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
+        for (tokens, may_hold) in [(61, true), (60, false)] {
+            let mut account = viewed(&terms, tokens);
+            account.history.caller_has_waited = true;
+            assert_eq!(account.may_hold_unused(10, OPENED, &terms), may_hold, "{tokens}");
+        }
+    }
 }

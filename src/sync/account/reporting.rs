@@ -162,6 +162,7 @@ impl Account {
 mod tests {
     use super::super::samples::{OPENED, account_of};
     use crate::algorithm::SlidingWindow;
+    use crate::bucket::{Ask, NewKey};
     use crate::limit::Limit;
     use crate::quota::Quota;
     use crate::sync::message::Entry;
@@ -205,5 +206,34 @@ mod tests {
         let entry = Entry { returned: 200, lost: 30, ..Entry::empty(terms.scale) };
         account.revoke(&entry);
         assert_eq!(account.lease.forfeited, 230);
+    }
+
+    #[test]
+    fn account_is_closed_when_it_is_quiet_and_its_credit_is_whole() {
+        let quiet = OPENED.plus_micros(2_000_000);
+        for (credit, now, is_closed) in [(0, quiet, true), (0, OPENED, false), (1, quiet, false)] {
+            let limit = Limit::new("x", Quota::per_second(100)).credit(credit);
+            let terms = limit.validate_hybrid(4).unwrap();
+            let mut account = account_of(&terms);
+            account.bucket.open_account(0);
+            (account.history.requests, account.history.caller_has_waited) = (2, true);
+            assert_eq!(account.try_close(now, &terms), is_closed, "{credit}, {now:?}");
+        }
+    }
+
+    #[test]
+    fn last_request_is_when_something_was_asked_for() {
+        let terms = Limit::new("x", Quota::per_second(100)).credit(0).validate_hybrid(4).unwrap();
+        let mut account = account_of(&terms);
+        let at = |ms: u64| OPENED.plus_micros(1_000 * ms);
+        let (plan, first_credit, can_wait) = (NewKey::NO_PLAN, 0, false);
+        let ask = Ask { cost: 1, scale: terms.scale, first_credit, plan, can_wait };
+        for (ms, is_asked, last_ms) in [(1, false, 0), (2, true, 2), (3, false, 2)] {
+            if is_asked {
+                account.bucket.decide(ask, at(ms));
+            }
+            account.collect(at(ms), true);
+            assert_eq!(account.history.last_request, at(last_ms));
+        }
     }
 }

@@ -224,18 +224,33 @@ mod tests {
 
     #[test]
     fn tokens_for_a_request_that_costs_more_than_there_is_go_back_at_once() {
-        for (withheld, gives_unused) in [(Withheld::Nothing, true), (Withheld::Tokens, false)] {
+        for (level, withheld, gives_unused, sure) in [
+            (4, Withheld::Nothing, true, true),
+            (5, Withheld::Nothing, false, true),
+            (4, Withheld::Tokens, false, false),
+        ] {
             let terms = Limit::new("x", Quota::per_second(100)).credit(0).validate().unwrap();
             let mut account = account_of(&terms);
             let waiter = Waiter { ticket: 7, cost: 5, deadline: OPENED.plus_micros(50_000) };
             account.wait(waiter, false, OPENED);
             account.report(&"x".into(), &terms, OPENED, false);
-            let level = 3 * terms.scale.token;
+            let level = level * terms.scale.token;
             let given = Given { tokens: 2, level, withheld, ..Given::default() };
             assert_eq!(account.answer_asked(&given, OPENED, &terms), gives_unused);
             let answers = account.take_answers();
             assert!(answers.len() == 1 && !answers[0].allowed);
-            assert_eq!(answers[0].sure, gives_unused);
+            assert_eq!(answers[0].sure, sure);
         }
+    }
+
+    #[test]
+    fn callers_who_are_denied_by_the_store_count_with_all_that_they_asked_for() {
+        let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
+        let mut account = account_of(&terms);
+        for _ in 0..2 {
+            account.count_denial(3);
+        }
+        assert_eq!((account.arrivals.tokens, account.history.requests), (6, 2));
+        assert_eq!(account.take_counts().denied, 2);
     }
 }

@@ -230,6 +230,9 @@ mod tests {
             let next = accounts.next_due(entries, newcomers, leaving, now);
             assert_eq!(next, slot, "{entries}, {newcomers}, {leaving}");
         }
+        assert!(accounts.has_due(later) && !accounts.has_due(OPENED));
+        accounts.remove(0);
+        assert!(!accounts.has_due(later), "newcomers do not count");
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub(crate) const NAMING_LANE: u32 = 0;
 /// The most limits that one batch names.
 const LIMITS_NAMED_MAX: usize = 16;
 /// A pass begins again after this long for each of its batches.
-const NAMING_GAP_US: u64 = 500_000;
+pub(super) const NAMING_GAP_US: u64 = 500_000;
 /// The same while a count has not stood yet, and where the number of nodes has changed.
 const NAMING_GAP_SHORT_US: u64 = 100_000;
 

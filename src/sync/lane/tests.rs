@@ -103,7 +103,7 @@ fn node_counts_among_those_of_a_limit_for_longer_than_it_counts_as_alive() {
     let times = lane().header(&[], 0, at(0), &context).times;
     assert_eq!(times.alive_us, ALIVE_US as i64);
     assert_eq!(times.limit_alive_us, times.alive_us + 2 * pass_us(&context) as i64);
-    assert!(pass_us(&context) > 0);
+    assert_eq!(pass_us(&context), naming::NAMING_GAP_US, "one batch names one limit");
 }
 
 #[test]
@@ -116,4 +116,42 @@ fn outage_of_a_lane_counts_from_when_its_first_key_lived_on_a_policy() {
         lane.enter_policy(slot, now, &outage, &mut context);
         assert_eq!(lane.policies.entered, at(1_000_000 * entered));
     }
+}
+
+/// A caller who cannot be answered in time is answered at once, as if it had not waited.
+#[test]
+fn caller_waits_if_an_answer_can_come_by_then() {
+    for (within_us, answers) in [(49_999, 1), (50_000, 0)] {
+        let (mut lane, mut context) = (lane(), context(&terms(Quota::per_second(10))));
+        lane.trips.quickest_us = 50_000;
+        let slot = lane.open(bucket(), b"key"[..].into(), at(1_000), &mut context);
+        let waiter = Waiter { ticket: 1, cost: 1, deadline: at(1_000 + within_us) };
+        lane.wait(slot, waiter, at(1_000), &mut context);
+        let is_answer = |output: &&Output| matches!(output, Output::Decided { .. });
+        assert_eq!(context.outputs.iter().filter(is_answer).count(), answers, "{within_us}");
+    }
+}
+
+/// The last batch that the store applied reached it two round trips and 10 ms after it was sent, at the latest; leases that it gave
+/// then live for two epochs at most.
+#[test]
+fn outage_policy_begins_when_all_leases_have_ended() {
+    let terms = terms(Quota::per_second(10));
+    let context = context(&terms);
+    let mut lane = lane();
+    assert!(lane.policy_from(&terms, &context).is_none(), "the store answers");
+    lane.silence.failures = 1;
+    (lane.silence.since, lane.silence.failed_sent) = (at(1_000_000), at(9_000_000));
+    let never = lane.policy_from(&terms, &context).unwrap();
+    let ended = never.ended.micros_since(at(1_000_000));
+    assert!(ended >= 2 * terms.epoch_us + 10_000 && never.last_us == i64::MAX);
+    lane.incarnation = Some(Incarnation::new(&[7; 16], 1));
+    let (sent, received) = (at(900_000), at(903_000));
+    lane.replies.time = Some(LaneTime { time_us: 50_000_000, sent, received, travelled_us: 3_000 });
+    let outage = lane.policy_from(&terms, &context).unwrap();
+    assert_eq!(outage.last_us, 50_000_000 + 100_000 + 2 * 3_000 + 10_000);
+    let epoch_us = terms.epoch_us as i64;
+    let left_us = (outage.last_us / epoch_us + 2) * epoch_us - (50_000_000 + 97_000);
+    let ended_us = outage.ended.micros_since(at(1_000_000)) as i64;
+    assert!((left_us..=left_us + left_us / 1_000).contains(&ended_us), "{ended_us}, {left_us}");
 }

@@ -96,6 +96,23 @@ fn entries_name_their_quotas_by_the_places_in_which_those_were_met_first() {
     assert!(encode(&header, &entries).ends_with(&body));
 }
 
+#[test]
+fn numbers_of_an_entry_stand_where_the_script_reads_them() {
+    let held = Held { rate: 2, depth: 3, outstanding: 4, stamp_us: 5, demand: 6, tag: 7 };
+    let claim = Some(Claim { unleased: 12, previous: 0, viewed_us: 0 });
+    let entry = Entry {
+        spent: 1,
+        held,
+        demand: 8,
+        want: 9,
+        want_rate: 10,
+        lost: 11,
+        claim,
+        ..entries(1).remove(0)
+    };
+    assert_eq!(entry.numbers(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+}
+
 proptest! {
     #[test]
     fn reply_survives_its_encoding(

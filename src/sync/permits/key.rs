@@ -207,3 +207,33 @@ impl KeyPermits {
         self.in_use == 0 && self.queue.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permits_that_came_free_go_back_to_those_who_have_less_when_the_store_says() {
+        let at = Timestamp::from_micros;
+        let mut state =
+            KeyPermits { allowed: 5, in_use: 1, give: (3, at(10)), ..KeyPermits::default() };
+        for (us, cost, allowed, has_news) in [(9, 2, 5, false), (10, 2, 3, true), (11, 2, 2, true)]
+        {
+            state.has_news = false;
+            state.give_back(cost, at(us));
+            assert_eq!((state.allowed, state.has_news), (allowed, has_news), "{us}");
+        }
+        state.has_news = false;
+        state.give_back(1, at(12));
+        assert_eq!((state.allowed, state.has_news), (2, false), "that was all");
+    }
+
+    #[test]
+    fn permits_end_here_before_the_store_gives_them_to_others() {
+        let mut key = KeyPermits::default();
+        let message = key.message(1, 10);
+        let flight = Flight { message, sent: Timestamp::from_micros(7), last_ticket: 0 };
+        assert_eq!(flight.leased_until(), Timestamp::from_micros(7 + LEASE_US - MARGIN_US));
+        assert!(MARGIN_US > 0);
+    }
+}
