@@ -625,8 +625,7 @@ mod tests {
         let mut context = context(&Limit::new("x", Quota::per_second(100)));
         for ms in [1, 2] {
             let now = Timestamp::from_micros(1_000 * ms);
-            let in_time =
-                (0..WINDOWS_COUNTED_MAX + 1).filter(|_| context.counts_window_in_time(now));
+            let in_time = (0..=WINDOWS_COUNTED_MAX).filter(|_| context.counts_window_in_time(now));
             assert_eq!(in_time.count(), WINDOWS_COUNTED_MAX as usize);
         }
     }

@@ -113,7 +113,7 @@ mod tests {
             (None, 1, true, false),
         ] {
             let new = History::new(Timestamp::ZERO, view_age_us);
-            let history = History { requests, is_expected_to_return, ..new };
+            let history = History { is_expected_to_return, requests, ..new };
             assert_eq!(history.is_seen_once(), is_once, "{view_age_us:?}, {requests}");
         }
     }
