@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn limit_that_is_closed_gives_no_credit_in_an_outage_of_all_lanes() {
+    fn limit_with_the_policy_closed_gives_no_credit_while_all_lanes_are_down() {
         for (outage, on_policy, all_down, is_given) in [
             (OutagePolicy::Closed, true, true, false),
             (OutagePolicy::Closed, true, false, true),
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_accuracy_leaves_no_credit_are_told_so_once() {
+    fn limit_whose_accuracy_leaves_no_credit_gives_one_event() {
         let accurate = || Limit::new("x", Quota::per_second(100)).accuracy(0.05);
         for (limit, nodes, told) in [
             (accurate(), 2, 0),
@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_counted_in_time_up_to_a_thousand_by_one_reading_of_the_clock() {
+    fn windows_that_count_as_in_time_are_bounded_at_each_reading_of_the_clock() {
         let mut context = context(&Limit::new("x", Quota::per_second(100)));
         for ms in [1, 2] {
             let now = Timestamp::from_micros(1_000 * ms);

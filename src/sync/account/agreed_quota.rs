@@ -322,6 +322,6 @@ mod tests {
         let mut quota = AgreedQuota::of(&terms_of(100), false);
         assert!(quota.ask_for(&newer));
         assert_eq!((definition(quota.version()), changes(quota.version())), (2, 1));
-        assert!(!quota.ask_for(&terms_of(100)), "of an earlier one nobody insists");
+        assert!(!quota.ask_for(&terms_of(100)), "nobody insists on an earlier one");
     }
 }

@@ -108,10 +108,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_that_never_came_do_not_cease() {
+    fn requests_have_ceased_if_less_than_a_quarter_of_those_expected_came() {
         let at = Timestamp::from_micros;
         let mut arrivals = Arrivals::new(at(0));
-        assert_eq!(arrivals.ceased(0, at(100_000)), None);
+        assert_eq!(arrivals.ceased(0, at(100_000)), None, "none was expected");
         arrivals.demand.observe(1_000, true, at(1_000_000), 50_000, 1_000_000);
         arrivals.probe = Probe { at: at(1_020_000), span_us: 20_000, arrived: 7 };
         // 20 are expected in 20 ms.

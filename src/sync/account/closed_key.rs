@@ -84,7 +84,7 @@ mod tests {
     use crate::sync::message::Given;
 
     #[test]
-    fn closed_key_is_remembered_if_more_is_charged_than_a_node_may_spend_on_credit() {
+    fn closed_key_is_remembered_unless_nothing_was_charged_all_came_back_or_credit_covers_it() {
         for (has_charged, mean_cost, requests, view, is_remembered) in [
             (true, 2, 1, 50, true),
             (true, 1, 2, 50, true),

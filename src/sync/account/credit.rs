@@ -71,7 +71,7 @@ mod tests {
     use crate::limit::Limit;
     use crate::quota::Quota;
 
-    /// How much of a token may be overdrawn where a node with leased refill is asked for so many times that.
+    /// How much of a token may be overdrawn, in 64ths, by one of `nodes` whose demand is `times` the refill that it leases.
     fn overdrawn(burst: u64, nodes: i64, times: u32, owes: bool) -> u8 {
         let limit = Limit::new("x", Quota::per_second(1000).burst(burst));
         let terms = limit.validate_hybrid(20).unwrap();
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(overdrawn(100, 16, 2, true), 0);
     }
 
-    /// The first credit that is left after an answer that so much is there, with so much refill leased and so much withheld.
+    /// The credit after a reply with `available` tokens, where 10 of first credit were left; `rate` is the refill that the node leases.
     fn first_credit_left(available: i64, rate: i64, withheld: Withheld) -> i64 {
         let limit = Limit::new("x", Quota::per_second(1000).burst(1000));
         let mut terms = limit.validate_hybrid(4).unwrap();

@@ -136,7 +136,7 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::{OPENED, account_of};
+    use super::super::samples::{OPENED, account_of, answered};
     use crate::limit::Limit;
     use crate::quota::Quota;
     use crate::sync::message::Given;
@@ -156,11 +156,12 @@ mod tests {
     #[test]
     fn part_of_a_token_goes_back_with_the_last_refill() {
         assert_eq!(given_back(100), (0, 0, 123));
+        assert_eq!((given_back(40).0, given_back(40).1), (60, 0), "some refill stays");
         assert_eq!(given_back(0), (100, 123, 0));
     }
 
     #[test]
-    fn what_is_outstanding_and_neither_here_nor_spent_is_given_up_where_nothing_flows_in() {
+    fn outstanding_tokens_neither_held_nor_spent_are_forfeited_where_no_refill_flows_in() {
         let terms = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
         for (rate, lost) in [(0, 7), (100, 0)] {
             let mut account = account_of(&terms);
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_overdrawn_is_owed_once_no_refill_is_leased() {
+    fn overdrawn_part_of_a_token_is_owed_once_no_refill_is_leased() {
         for (rate_used, owes) in [(100, false), (40, false), (0, true)] {
             let terms = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
             let mut account = account_of(&terms);
@@ -187,15 +188,13 @@ mod tests {
     }
 
     #[test]
-    fn tokens_go_back_where_more_than_a_quarter_beyond_the_need_are_held() {
+    fn tokens_go_back_where_a_quarter_more_than_the_need_is_held_or_the_lease_has_ended() {
         for (need, ended, tokens) in [(8, false, 0), (7, false, 3), (0, false, 10), (8, true, 10)] {
             let terms = Limit::new("x", Quota::per_second(1000)).credit(0);
             let terms = terms.validate_hybrid(4).unwrap();
             let mut account = account_of(&terms);
-            let entry = account.report(&"x".into(), &terms, OPENED, false);
-            account.end_report();
             let given = Given { tokens: 10, depth: 10, life_us: 2_000_000, ..Given::default() };
-            account.install(&given, &entry, OPENED, OPENED, &terms);
+            answered(&mut account, &given, &terms);
             let units = account.give_back_tokens(OPENED, need, ended);
             assert_eq!(units, tokens * terms.scale.token, "{need}, {ended}");
         }

@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(unspent(&lease, &entry), 0, "the quota has changed");
     }
 
-    /// The simulator holds what nodes have against what the store has leased to them.
+    /// The simulator compares what nodes hold with what the store has leased to them.
     #[cfg(feature = "sim")]
     #[test]
     fn refill_flows_until_the_window_or_the_lease_ends() {

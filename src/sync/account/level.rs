@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn token_comes_when_what_is_missing_of_it_has_grown() {
+    fn next_token_comes_after_its_missing_part_divided_by_the_growth() {
         let scale = Scale { rate: 100, token: 1_000_000, burst: 100_000_000, curve: Curve::Refill };
         let mut level = Level::new(None, scale.rate);
         level.growth = 50.0;

@@ -283,7 +283,7 @@ impl Account {
 mod tests {
     use super::super::Account;
     use super::super::Cluster;
-    use super::super::samples::{OPENED, account_of};
+    use super::super::samples::{OPENED, account_of, answered};
     use crate::algorithm::FixedWindow;
     use crate::algorithm::SlidingWindow;
     use crate::limit::Terms;
@@ -320,11 +320,9 @@ mod tests {
                 "{case:?}: nothing is known"
             );
             account.cluster = Cluster { nodes, round_trip_us, backlog_us, time_us: 0 };
-            let entry = account.report(&"x".into(), terms, OPENED, false);
-            account.end_report();
             let available = tenths * terms.scale.token / 10;
             let given = Given { available, life_us: 2_000_000, ..Given::default() };
-            account.install(&given, &entry, OPENED, OPENED, terms);
+            answered(&mut account, &given, terms);
             assert_eq!(account.is_small_bucket_with_tokens(OPENED, terms), is_asked, "{case:?}");
         }
     }
@@ -389,11 +387,9 @@ mod tests {
             account.history.caller_has_waited = has_waited;
             account.cluster.nodes = 4;
             account.cluster.round_trip_us = 1000 * round_trip_ms;
-            let entry = account.report(&"x".into(), &terms, OPENED, false);
-            account.end_report();
             let level = level * terms.scale.token;
             let given = Given { level, life_us: 2_000_000, ..Given::default() };
-            account.install(&given, &entry, OPENED, OPENED, &terms);
+            answered(&mut account, &given, &terms);
             let now = OPENED.plus_micros(1000 * at_ms);
             let case = (requests, at_ms, has_waited, round_trip_ms, level);
             assert_eq!(account.has_come_once(now, &terms), has_come_once, "{case:?}");
@@ -406,11 +402,9 @@ mod tests {
         let terms = Limit::new("x", SlidingWindow::per_second(1000)).validate_hybrid(8).unwrap();
         let mut account = account_of(&terms);
         account.cluster.nodes = 8;
-        let entry = account.report(&"x".into(), &terms, OPENED, false);
-        account.end_report();
         // The window ends half a second later.
         let given = Given { stamp_us: 10_500_000, life_us: 2_000_000, ..Given::default() };
-        account.install(&given, &entry, OPENED, OPENED, &terms);
+        answered(&mut account, &given, &terms);
         let is_end = |ms: u64| account.is_end_of_window(OPENED.plus_micros(1000 * ms), &terms);
         assert_eq!(
             [0, 399, 401, 499, 500, 600].map(is_end),
@@ -418,15 +412,13 @@ mod tests {
         );
     }
 
-    /// An account whose limit has four nodes, at the store's first answer that so many tokens are there.
+    /// An account on one of four nodes, after the first reply: the store has `tokens`.
     fn viewed(terms: &Terms, tokens: i64) -> Account {
         let mut account = account_of(terms);
         account.cluster.nodes = 4;
-        let entry = account.report(&"x".into(), terms, OPENED, false);
-        account.end_report();
         let available = tokens * terms.scale.token;
         let given = Given { available, level: available, life_us: 2_000_000, ..Given::default() };
-        account.install(&given, &entry, OPENED, OPENED, terms);
+        answered(&mut account, &given, terms);
         account
     }
 

@@ -221,16 +221,13 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::account_of;
+    use super::super::samples::{account_of, answered, ask};
     use crate::algorithm::Rule;
     use crate::quota::Quota;
     use crate::sync::message::Given;
-    use std::sync::Arc;
 
-    use super::super::Cluster;
     use super::*;
     use crate::algorithm::FixedWindow;
-    use crate::bucket::{Ask, BucketRef, KeyBudget, KeyHasher, NewKey, Table};
     use crate::limit::Limit;
 
     fn at(us: u64) -> Timestamp {
@@ -242,23 +239,17 @@ mod tests {
     fn taken(turned: Timestamp, is_in_time: bool, left_us: i64) -> [i64; 2] {
         let limit = Limit::new("x", FixedWindow::per_second(1000)).outage(OutagePolicy::Open);
         let terms = limit.validate_hybrid(1).unwrap();
-        let budget = Arc::new(KeyBudget::new(10, 1));
-        let table = Arc::new(Table::new(0, KeyHasher::new([1, 2]), budget, 0).unwrap());
-        let bucket = BucketRef::new(&table, table.pin(b"key", NewKey::with_credit(0)));
-        let cluster = Cluster { nodes: 1, round_trip_us: 0, backlog_us: 0, time_us: 0 };
-        let mut account = Account::new(bucket, b"key"[..].into(), 0, cluster, &terms, at(1_000));
+        let mut account = account_of(&terms);
         let outage = Outage { from: at(1_000), ended: at(1_000), last_us: 0 };
         account.enter_policy(at(1_000), &outage, &terms, 1);
         account.open_policy_window(Some(PolicyWindow { ends_us: 1_100_000, ends: at(1_000_000) }));
-        let (scale, plan, can_wait, first_credit) = (terms.scale, NewKey::NO_PLAN, false, 0);
-        let ask = |cost| Ask { cost, scale, first_credit, plan, can_wait };
-        assert!(account.bucket.decide(ask(3), at(500_000)).is_allowed());
+        spend(&account, &terms, 3, 500_000);
         let next = PolicyWindow { ends_us: 2_100_000, ends: at(2_000_000) };
         account.turn_policy_window(turned, Some(next), is_in_time);
-        assert!(account.bucket.decide(ask(4), at(1_050_000)).is_allowed());
+        spend(&account, &terms, 4, 1_050_000);
         account.leave_policy(at(1_060_000), None, left_us);
         let unsent = account.spending.unsent;
-        [unsent.taken, unsent.taken_before].map(|units| units / scale.token)
+        [unsent.taken, unsent.taken_before].map(|units| units / terms.scale.token)
     }
 
     #[test]
@@ -274,12 +265,11 @@ mod tests {
         assert_eq!(taken(at(998_000), false, 1_100_000), [7, 0], "by other keys");
     }
 
-    /// An account in an outage of a limit of windows that has this policy, with a lease of 30 tokens that is alive. Its window ends at 0.5 s.
+    /// An account of a limit of windows with this policy in force, which began with `leased` tokens of a lease. The policy's window ends
+    /// at 0.5 s.
     fn in_outage(rule: impl Into<Rule>, policy: OutagePolicy, leased: i64) -> (Account, Terms) {
         let terms = Limit::new("x", rule).credit(0).outage(policy).validate_hybrid(1).unwrap();
         let mut account = account_of(&terms);
-        let entry = account.report(&"x".into(), &terms, at(1_000), false);
-        account.end_report();
         let given = Given {
             tokens: leased,
             depth: leased,
@@ -288,7 +278,7 @@ mod tests {
             tag: 1_000_000 / terms.epoch_us as i64,
             ..Given::default()
         };
-        account.install(&given, &entry, at(1_000), at(1_000), &terms);
+        answered(&mut account, &given, &terms);
         let outage = Outage { from: at(2_000), ended: at(2_000), last_us: 0 };
         account.enter_policy(at(2_000), &outage, &terms, 1);
         account.open_policy_window(Some(PolicyWindow { ends_us: 2_000_000, ends: at(500_000) }));
@@ -296,9 +286,7 @@ mod tests {
     }
 
     fn spend(account: &Account, terms: &Terms, cost: u32, us: u64) {
-        let (plan, first_credit, can_wait) = (NewKey::NO_PLAN, 0, false);
-        let ask = Ask { cost, scale: terms.scale, first_credit, plan, can_wait };
-        assert!(account.bucket.decide(ask, at(us)).is_allowed());
+        assert!(account.bucket.decide(ask(cost, terms.scale), at(us)).is_allowed());
     }
 
     const NEXT: PolicyWindow =
@@ -324,9 +312,8 @@ mod tests {
         }
     }
 
-    /// A share goes on in the next window with what it has not spent of the lease.
     #[test]
-    fn rest_of_a_lease_is_the_leases_in_the_next_window_too() {
+    fn share_keeps_what_is_left_of_its_lease_in_the_next_window() {
         let window = FixedWindow::per_second(1000);
         let (mut account, terms) = in_outage(window, OutagePolicy::Share, 30);
         assert_eq!(account.policy.map(|policy| policy.own), Some(30));
@@ -340,18 +327,17 @@ mod tests {
         for (depth, lent) in [(0, 10), (1, 0)] {
             let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
             let mut account = account_of(&terms);
-            let entry = account.report(&"x".into(), &terms, at(1_000), false);
-            account.end_report();
             let available = 40 * terms.scale.token;
             let given = Given { available, depth, life_us: 2_000_000, ..Given::default() };
-            account.install(&given, &entry, at(1_000), at(1_000), &terms);
+            answered(&mut account, &given, &terms);
             let outage = Outage { from: at(2_000), ended: at(2_000), last_us: 0 };
             assert_eq!(account.enter_policy(at(2_000), &outage, &terms, 4), lent);
         }
     }
 
+    /// One token on each of more nodes than the burst has tokens is more than the burst: the bound counts it as lent.
     #[test]
-    fn share_of_a_burst_that_is_smaller_than_the_cluster_is_a_token() {
+    fn share_of_less_than_a_token_is_lent_as_a_whole_one() {
         for (nodes, lent) in [(100, 0), (101, 1)] {
             let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
             let mut account = account_of(&terms);

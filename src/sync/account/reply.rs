@@ -226,7 +226,7 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::{OPENED, account_of};
+    use super::super::samples::{OPENED, account_of, answered};
     use super::*;
     use crate::limit::Limit;
     use crate::limit::Terms;
@@ -254,19 +254,17 @@ mod tests {
         (account_of(&terms), terms)
     }
 
-    /// What the store gives is not its own drift.
+    /// Tokens that a reply gives are no drift.
     #[test]
-    fn drift_is_what_the_level_was_believed_to_be_beyond_what_it_was_before_the_store_gave() {
+    fn drift_is_the_estimate_less_the_level_before_the_store_gave() {
         let (mut account, terms) = account_and_terms();
         let token = terms.scale.token;
         for (available, tokens, drift) in [(50, 0, None), (40, 10, Some(0)), (25, 10, Some(5))] {
-            let entry = account.report(&"x".into(), &terms, OPENED, false);
-            account.end_report();
             let available = available * token;
             // Nothing flows in that others do not hold.
             let leased = terms.scale.rate;
             let given = Given { available, tokens, leased, life_us: 2_000_000, ..Given::default() };
-            let installed = account.install(&given, &entry, OPENED, OPENED, &terms);
+            let installed = answered(&mut account, &given, &terms);
             assert_eq!(installed.drift, drift.map(|tokens: i64| tokens * token));
         }
     }
@@ -283,9 +281,7 @@ mod tests {
             life_us: 2_000_000,
             ..Given::default()
         };
-        let entry = account.report(&"x".into(), &terms, OPENED, false);
-        account.end_report();
-        account.install(&given, &entry, OPENED, OPENED, &terms);
+        answered(&mut account, &given, &terms);
         let later = OPENED.plus_micros(100_000);
         account.bucket.mint_tokens(later, terms.scale.token);
         assert!(account.bucket.held_and_pending().0 > 100);

@@ -160,9 +160,8 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::{OPENED, account_of};
+    use super::super::samples::{OPENED, account_of, ask};
     use crate::algorithm::SlidingWindow;
-    use crate::bucket::{Ask, NewKey};
     use crate::limit::Limit;
     use crate::quota::Quota;
     use crate::sync::message::Entry;
@@ -180,7 +179,7 @@ mod tests {
         assert_eq!(account.lease.applied(0, 0).depth, 0);
     }
 
-    /// What the store has lost is told as the most that it may have been.
+    /// After a loss the store takes this for what the node holds: it may be too much, never too little.
     #[test]
     fn node_may_hold_all_leased_depth_the_part_of_a_token_and_what_it_spent() {
         let bucket = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_lost_batch_gave_back_goes_back_with_the_next() {
+    fn tokens_that_a_batch_gave_back_in_vain_are_forfeited() {
         let terms = Limit::new("x", Quota::per_second(1000)).validate_hybrid(4).unwrap();
         let mut account = account_of(&terms);
         let entry = Entry { returned: 200, lost: 30, ..Entry::empty(terms.scale) };
@@ -215,6 +214,7 @@ mod tests {
             let limit = Limit::new("x", Quota::per_second(100)).credit(credit);
             let terms = limit.validate_hybrid(4).unwrap();
             let mut account = account_of(&terms);
+            // It is given no credit.
             account.bucket.open_account(0);
             (account.history.requests, account.history.caller_has_waited) = (2, true);
             assert_eq!(account.try_close(now, &terms), is_closed, "{credit}, {now:?}");
@@ -226,11 +226,9 @@ mod tests {
         let terms = Limit::new("x", Quota::per_second(100)).credit(0).validate_hybrid(4).unwrap();
         let mut account = account_of(&terms);
         let at = |ms: u64| OPENED.plus_micros(1_000 * ms);
-        let (plan, first_credit, can_wait) = (NewKey::NO_PLAN, 0, false);
-        let ask = Ask { cost: 1, scale: terms.scale, first_credit, plan, can_wait };
         for (ms, is_asked, last_ms) in [(1, false, 0), (2, true, 2), (3, false, 2)] {
             if is_asked {
-                account.bucket.decide(ask, at(ms));
+                account.bucket.decide(ask(1, terms.scale), at(ms));
             }
             account.collect(at(ms), true);
             assert_eq!(account.history.last_request, at(last_ms));

@@ -195,7 +195,7 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::{OPENED, account_of};
+    use super::super::samples::{OPENED, account_of, answered, ask};
     use super::*;
     use crate::limit::Limit;
     use crate::quota::Quota;
@@ -203,16 +203,14 @@ mod tests {
     const PROBE_AT: Timestamp = Timestamp::from_micros(1_000 + 50_000 / YOUNG_TICK_DIVISOR);
 
     /// A key that was asked for twice, after an answer that the bucket is full. It holds tokens, so that it is not given up.
-    fn answered() -> (Account, Terms) {
+    fn of_a_full_bucket() -> (Account, Terms) {
         let terms = Limit::new("x", Quota::per_second(1000)).validate().unwrap();
         let mut account = account_of(&terms);
         (account.history.requests, account.lease.held.depth) = (2, 5);
-        let entry = account.report(&"x".into(), &terms, OPENED, false);
-        account.end_report();
         let burst = terms.scale.burst;
         let given =
             Given { available: burst, level: burst, life_us: 1_000_000, ..Given::default() };
-        account.install(&given, &entry, OPENED, OPENED, &terms);
+        answered(&mut account, &given, &terms);
         (account, terms)
     }
 
@@ -222,7 +220,7 @@ mod tests {
 
     #[test]
     fn young_key_that_spent_nothing_is_probed_again_without_a_report() {
-        let (mut account, terms) = answered();
+        let (mut account, terms) = of_a_full_bucket();
         let scheduled = account.due();
         assert_eq!(next(&account), PROBE_AT);
         account.probe(PROBE_AT, &terms);
@@ -234,7 +232,7 @@ mod tests {
     /// Six tokens flow in until the probe.
     #[test]
     fn young_key_that_spent_less_than_refill_makes_up_for_is_probed_again_soon() {
-        let (mut account, terms) = answered();
+        let (mut account, terms) = of_a_full_bucket();
         let scheduled = account.due();
         account.spending.unsent.spent = 3;
         account.probe(PROBE_AT, &terms);
@@ -247,7 +245,7 @@ mod tests {
 
     #[test]
     fn key_that_is_no_longer_full_or_young_is_not_probed_for_spending() {
-        let (mut account, terms) = answered();
+        let (mut account, terms) = of_a_full_bucket();
         let entry = account.report(&"x".into(), &terms, PROBE_AT, false);
         account.end_report();
         let level = terms.scale.burst / 2;
@@ -263,7 +261,7 @@ mod tests {
     /// The probe stayed due, and the lane made it again without end.
     #[test]
     fn young_key_whose_report_is_put_off_is_not_probed_before_it_is_due() {
-        let (mut account, terms) = answered();
+        let (mut account, terms) = of_a_full_bucket();
         account.spending.unsent.spent = 10;
         account.probe(PROBE_AT, &terms);
         assert_eq!(account.due(), PROBE_AT, "what was spent is reported");
@@ -299,11 +297,13 @@ mod tests {
         let mut account = account_of(&terms);
         (account.arrivals.tokens, account.spending.spilled) = (2, 3);
         assert_eq!(account.arrived(), 5);
+        account.bucket.decide(ask(4, terms.scale), OPENED);
+        assert_eq!(account.arrived(), 9);
     }
 
     /// A strict limit keeps its accounts for minutes.
     #[test]
-    fn quiet_key_that_holds_nothing_is_reported_with_the_tick_and_not_at_once() {
+    fn quiet_key_is_reported_with_the_tick_or_halfway_through_its_lease() {
         let limit = Limit::new("x", Quota::per_minute(100)).credit(0);
         let terms = limit.validate_hybrid(4).unwrap();
         for depth in [0, 5] {
@@ -315,7 +315,7 @@ mod tests {
             let entry = Entry::empty(terms.scale);
             account.schedule_report(&Given::default(), &entry, now, &terms);
             let in_us = account.schedule.due.micros_since(now);
-            assert_eq!(in_us, if depth > 0 { 200_000 } else { terms.tick_us });
+            assert_eq!(in_us, if depth > 0 { 400_000 / 2 } else { terms.tick_us });
         }
     }
 }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_is_asked_for_with_a_report_and_its_caller_is_told_when_it_was_applied() {
+    fn reset_goes_with_a_report_and_its_caller_is_answered_when_it_was_applied() {
         let mut account = account();
         assert!(!account.ask_reset(false), "nobody resets the key");
         account.reset(ResetWaiter { ticket: 7, deadline: at(100) }, at(10));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn caller_who_resets_a_key_waits_while_the_store_asks_what_nodes_know_of_it() {
+    fn reset_waits_until_the_recovery_is_over() {
         for (is_recovering, restore) in [(true, false), (false, true)] {
             let mut account = account();
             account.lease.restore = restore;

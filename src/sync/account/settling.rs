@@ -133,7 +133,7 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::account_of;
+    use super::super::samples::{account_of, answered};
     use super::super::spending::Unsent;
     use crate::quota::Quota;
     use crate::sync::message::Given;
@@ -210,10 +210,8 @@ mod tests {
             let limit = Limit::new("x", Quota::per_second(1000)).credit(0);
             let terms = limit.validate_hybrid(1).unwrap();
             let mut account = account_of(&terms);
-            let entry = account.report(&"x".into(), &terms, at(1_000), false);
-            account.end_report();
             let given = Given { tokens: 10, depth: 10, life_us: 2_000_000, ..Given::default() };
-            account.install(&given, &entry, at(1_000), at(1_000), &terms);
+            answered(&mut account, &given, &terms);
             account.lease.ends = ends;
             account.settle(Settlement::Beyond(4), at(1_500), None, now, &terms);
             let unsent = account.spending.unsent;

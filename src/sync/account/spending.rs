@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_policies_took_is_to_be_told_of_either_window() {
+    fn tokens_that_policies_took_in_either_window_are_to_be_reported() {
         assert!(!Unsent { spent: 1, ..Unsent::default() }.has_taken());
         assert!(Unsent { taken: 1, ..Unsent::default() }.has_taken());
         assert!(Unsent { taken_before: 1, ..Unsent::default() }.has_taken());

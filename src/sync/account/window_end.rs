@@ -55,7 +55,7 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::account_of;
+    use super::super::samples::{account_of, answered};
     use super::super::{Account, Agreement, Cluster};
     use super::*;
     use crate::algorithm::{FixedWindow, Rule, SlidingLog, SlidingWindow};
@@ -79,8 +79,6 @@ mod tests {
         let terms = Limit::new("x", SlidingWindow::per_second(1000)).credit(0);
         let terms = terms.validate_hybrid(1).unwrap();
         let mut account = account_of(&terms);
-        let entry = account.report(&"x".into(), &terms, at(1_000), false);
-        account.end_report();
         let given = Given {
             tokens: 10,
             rate: terms.scale.rate / 2,
@@ -89,7 +87,7 @@ mod tests {
             life_us: 2_000_000,
             ..Given::default()
         };
-        account.install(&given, &entry, at(1_000), at(1_000), &terms);
+        answered(&mut account, &given, &terms);
         (account, terms)
     }
 

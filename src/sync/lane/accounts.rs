@@ -191,7 +191,7 @@ mod tests {
     use crate::limit::{Limit, Terms};
     use crate::quota::Quota;
     use crate::sync::account::Settlement;
-    use crate::sync::account::samples::{OPENED, account_of};
+    use crate::sync::account::samples::{OPENED, account_of, answered};
     use crate::sync::message::{Entry, Given};
 
     fn terms() -> Terms {
@@ -201,9 +201,7 @@ mod tests {
     /// The account of a key about which the store has answered.
     fn known(terms: &Terms) -> Account {
         let mut account = account_of(terms);
-        let entry = account.report(&"x".into(), terms, OPENED, false);
-        account.end_report();
-        account.install(&Given::default(), &entry, OPENED, OPENED, terms);
+        answered(&mut account, &Given::default(), terms);
         account
     }
 

@@ -55,9 +55,9 @@ impl LaneTime {
 mod tests {
     use super::*;
 
-    /// However long ago the last reply is: clocks differ by a part of that.
+    /// With D parts and q = own / (D - 1): own < (q + 1)(D - 1), so that (own + q + 1) / D is at most q.
     #[test]
-    fn any_time_after_the_latest_is_after_now() {
+    fn lane_time_later_than_the_latest_comes_after_now() {
         let sent = Timestamp::from_micros(1_000);
         let time = LaneTime { time_us: 5_000_000, sent, received: sent, travelled_us: 0 };
         for own_us in (0..20_000).chain((0..20_000).map(|step| 1_000_000_007 + 1_999 * step)) {

@@ -53,8 +53,24 @@ mod tests {
             trips.recent_us
         });
         assert_eq!(recent_us, [9_000, 4_500, 2_250, 5_000]);
-        assert_eq!(trips.quickest_us, 1_000, "of the last two");
-        assert_eq!(trips.patience_us(20_000, 100_000), 20_000);
-        assert_eq!(trips.patience_us(2_000, 100_000), 10_000);
+    }
+
+    #[test]
+    fn quickest_answer_is_that_of_the_last_two() {
+        let mut trips = RoundTrips::default();
+        let quickest_us = [9_000, 1_000, 5_000, 6_000].map(|us| {
+            trips.answered(Timestamp::ZERO, 100_000, Timestamp::from_micros(us));
+            trips.quickest_us
+        });
+        assert_eq!(quickest_us, [0, 1_000, 1_000, 5_000]);
+    }
+
+    #[test]
+    fn attempt_is_waited_for_twice_as_long_as_an_answer_took_of_late() {
+        let trips = RoundTrips { recent_us: 5_000, ..RoundTrips::default() };
+        let least_us = [2_000, 20_000];
+        assert_eq!(least_us.map(|us| trips.patience_us(us, 100_000)), [10_000, 20_000]);
+        let slow = RoundTrips { recent_us: 900_000, ..RoundTrips::default() };
+        assert_eq!(slow.patience_us(2_000, 100_000), 1_000_000, "ten timeouts");
     }
 }

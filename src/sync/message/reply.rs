@@ -397,8 +397,9 @@ mod tests {
         Scale { rate: 10, token: 1_000_000, burst: 100_000_000, curve: Curve::FixedWindow };
 
     #[test]
-    fn times_of_a_grant_follow_from_the_epoch_after_the_next() {
+    fn lease_ends_when_the_epoch_after_the_next_begins() {
         let entry = Entry { epoch_us: 500_000, ..Entry::empty(SCALE) };
+        // 10.2 s is in epoch 20, and epoch 22 begins at 11 s.
         assert_eq!(times_of(10_200_000, &entry), [10_200_000, 20, 800_000]);
     }
 

@@ -73,7 +73,7 @@ fn entry_says_what_follows_it() {
 }
 
 #[test]
-fn entries_name_their_quotas_by_the_places_in_which_those_were_met_first() {
+fn quotas_of_a_batch_are_numbered_in_the_order_of_their_first_entries() {
     let of = |burst, spent| Entry {
         spent,
         ..Entry::empty(Scale { rate: 1, token: 1, burst, curve: Curve::Refill })

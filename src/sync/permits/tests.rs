@@ -289,9 +289,9 @@ fn caller_whose_time_ends_while_a_poll_is_under_way_is_told_that_none_came_free(
     assert_eq!(told, Some(Err(AcquireError::TimedOut { limit: "x".into(), max: 10, within })));
 }
 
-/// Callers who do not wait for a permit waited until their deadline, though the policy had nothing for them.
+/// A caller that takes only a free permit was answered no sooner than its deadline, though the policy had none.
 #[test]
-fn caller_who_takes_what_is_free_is_told_that_the_store_is_away_when_the_policy_begins() {
+fn caller_who_does_not_wait_gets_store_away_when_the_policy_begins() {
     let limit = Concurrency::new("x", 10).outage(OutagePolicy::Closed);
     let limit = limit.max_wait(Duration::from_secs(5)).validate(false, 16, 10).unwrap();
     let mut node = Alone { permits: Permits::new(limit, 1), ..Alone::cut_off(10) };
@@ -306,7 +306,7 @@ fn caller_who_takes_what_is_free_is_told_that_the_store_is_away_when_the_policy_
 
 /// The store keeps a place in the line for all callers of a node who wait.
 #[test]
-fn caller_who_comes_while_the_node_gets_in_line_is_asked_for_with_the_next_poll() {
+fn only_a_caller_who_waits_is_left_to_the_next_poll_while_the_node_gets_in_line() {
     let waits = PermitAsk { cost: 1, within_us: Some(5_000_000) };
     let takes = PermitAsk { cost: 1, within_us: None };
     for (second, messages) in [(waits, 0), (takes, 1)] {
@@ -351,7 +351,7 @@ fn caller_who_does_not_wait_is_denied_at_once_by_a_node_that_shares_nothing() {
 }
 
 #[test]
-fn as_many_wait_as_may_and_each_who_was_told_leaves_room_for_another() {
+fn waiting_callers_are_bounded_and_each_answer_makes_room_for_another() {
     let limit = Concurrency::new("x", 1).max_waiting(2).validate(true, 1, 10).unwrap();
     let mut node = Alone { permits: Permits::new(limit, 1), ..Alone::cut_off(10) };
     assert!(node.gets_at_once(b"a"));
