@@ -318,4 +318,12 @@ mod tests {
         });
         assert_eq!(counted, [(1, 1), (2, 1), (3, 2)]);
     }
+
+    #[test]
+    fn jumps_of_the_stores_clock_add_up() {
+        let mut trouble = LaneTrouble::default();
+        trouble.store_jumped(5);
+        trouble.store_jumped(7);
+        assert_eq!((trouble.jumps, trouble.jumps_us), (2, 12));
+    }
 }

@@ -27,3 +27,17 @@ impl DecisionCounts {
         self.denied_surplus += other.denied_surplus;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn merged_counts_are_sums() {
+        let one = DecisionCounts { allowed: 1, denied: 2, unsure: 3, denied_surplus: 4 };
+        let mut counts = one;
+        counts.merge(DecisionCounts { allowed: 10, denied: 20, unsure: 30, denied_surplus: 40 });
+        let sums = DecisionCounts { allowed: 11, denied: 22, unsure: 33, denied_surplus: 44 };
+        assert_eq!(counts, sums);
+    }
+}

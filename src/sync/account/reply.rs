@@ -228,6 +228,7 @@ impl Account {
 mod tests {
     use super::super::samples::{OPENED, account_of, answered};
     use super::*;
+    use crate::algorithm::SlidingWindow;
     use crate::limit::Limit;
     use crate::limit::Terms;
     use crate::quota::Quota;
@@ -291,5 +292,27 @@ mod tests {
         account.install(&again, &entry, later, later, &terms);
         assert_eq!(account.bucket.held_and_pending().0, 5);
         assert!(account.lease.forfeited < terms.scale.token, "{}", account.lease.forfeited);
+    }
+
+    /// The window ends at 1 s.
+    #[test]
+    fn sliding_window_is_taken_to_be_empty_for_less_and_less_at_its_end() {
+        let limit = Limit::new("x", SlidingWindow::per_second(1000));
+        let terms = limit.validate_hybrid(8).unwrap();
+        let mut account = account_of(&terms);
+        account.cluster.nodes = 8;
+        answered(&mut account, &Given { life_us: 2_000_000, ..Given::default() }, &terms);
+        let mut empty_us = |left_us: u64, has_waited| {
+            account.history.caller_has_waited = has_waited;
+            let now = OPENED.plus_micros(1_000_000 - left_us);
+            account.empty_at_end_us(left_us, now, &terms)
+        };
+        assert_eq!(empty_us(100_001, false), u64::MAX, "it is no end yet");
+        assert_eq!([80_000, 8_000].map(|us| empty_us(us, false)), [20_000, 3_000]);
+        account.arrivals.demand.observe(200, true, OPENED, terms.tick_us, 1_000_000);
+        account.history.caller_has_waited = true;
+        let now = OPENED.plus_micros(1_000_000 - 8_000);
+        assert!(account.most_to_hold_of_window(now, &terms) >= Some(1));
+        assert_eq!(account.empty_at_end_us(8_000, now, &terms), 3_000);
     }
 }

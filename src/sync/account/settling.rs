@@ -237,4 +237,18 @@ mod tests {
         let Unsent { debt, refunded, .. } = account.spending.unsent;
         assert_eq!((debt, refunded.tokens), (0, 2), "the rest was reported before");
     }
+
+    /// The store charges only a part of what a policy allows.
+    #[test]
+    fn unsure_request_of_an_outage_policy_gives_nothing_back() {
+        for (sure, decided, kept) in
+            [(false, at(2_000), 4), (true, at(2_000), 0), (false, at(2_500), 0)]
+        {
+            let (mut account, terms) =
+                account_with_ten_unreported(Limit::new("x", FixedWindow::per_second(1000)));
+            account.spending.policy_left = at(2_500);
+            let unused = Settlement::unused(4, sure);
+            assert_eq!(account.settle(unused, decided, Some(1), at(3_000), &terms), kept);
+        }
+    }
 }

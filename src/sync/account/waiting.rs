@@ -218,7 +218,9 @@ mod tests {
             let result = account.decide(cost, false, OPENED);
             account.answer(7, cost, SpendResult { is_sure: false, ..result });
             assert_eq!(account.take_answers().len(), 1);
-            assert_eq!(account.take_counts().unsure, unsure, "{cost}");
+            let counts = account.take_counts();
+            let surplus = u64::from(cost).saturating_sub(1);
+            assert_eq!((counts.unsure, counts.denied_surplus), (unsure, surplus), "{cost}");
         }
     }
 

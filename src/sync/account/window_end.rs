@@ -247,14 +247,14 @@ mod tests {
     }
 
     /// The answer to callers who can wait, when a fixed window was found empty `left_us` before its end.
-    fn answers_near_the_end(left_us: i64) -> [Verdict; 2] {
+    fn answers_near_the_end(left_us: i64) -> [Verdict; 3] {
         let terms = Limit::new("x", FixedWindow::per_second(1000)).validate_hybrid(1).unwrap();
         let mut account = account_of(&terms);
         let entry = report(&mut account, &terms, 1_000);
         let given =
             Given { stamp_us: 11_000_000 - left_us, life_us: 2_000_000, ..Given::default() };
         account.install(&given, &entry, at(1_000), at(1_000), &terms);
-        [5_000, 30_000].map(|us| {
+        [5_000, 30_000, 60_000].map(|us| {
             let ask = Ask {
                 cost: 1,
                 scale: terms.scale,
@@ -268,9 +268,10 @@ mod tests {
 
     #[test]
     fn fixed_window_that_is_empty_is_known_to_be_for_a_tick_and_not_beyond_its_end() {
-        assert_eq!(answers_near_the_end(500_000), [Verdict::Denied, Verdict::Denied]);
-        assert_eq!(answers_near_the_end(40_000), [Verdict::Denied, Verdict::Unsure]);
-        assert_eq!(answers_near_the_end(15_000), [Verdict::Unsure, Verdict::Unsure]);
+        let (denied, unsure) = (Verdict::Denied, Verdict::Unsure);
+        assert_eq!(answers_near_the_end(500_000), [denied, denied, unsure]);
+        assert_eq!(answers_near_the_end(40_000), [denied, unsure, unsure]);
+        assert_eq!(answers_near_the_end(15_000), [unsure, unsure, unsure]);
     }
 
     #[test]
