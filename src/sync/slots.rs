@@ -476,10 +476,12 @@ mod tests {
     fn queue_is_long_if_it_outlasts_two_round_trips() {
         let rule = rule();
         assert!(!HeldSlots::default().is_long(&rule, at(0)), "no round trip is known");
-        for (ahead, is_long) in [(5, true), (0, false)] {
+        // The queue is 50 ms long.
+        for (round_trip_us, is_long) in [(24_999, true), (25_000, false)] {
             let mut held = HeldSlots::default();
-            held.install(&rule, asked(0, 1, 0), grant(true, 0, ahead));
-            assert_eq!(held.is_long(&rule, at(0)), is_long, "{ahead}");
+            let granted = SlotGrant { round_trip_us, ..grant(true, 0, 5) };
+            held.install(&rule, asked(0, 1, 0), granted);
+            assert_eq!(held.is_long(&rule, at(0)), is_long, "{round_trip_us}");
         }
     }
 }

@@ -111,14 +111,16 @@ impl EngineAndStore {
         while self.engine.poll_timeout().as_micros() <= until_us {
             self.now_us = self.engine.poll_timeout().as_micros().max(self.now_us);
             self.handle(Input::Timeout);
+            assert!(self.engine.poll_timeout() > self.now(), "it asks for a time that has passed");
         }
-        self.now_us = until_us;
+        self.now_us = until_us.max(self.now_us);
     }
 
     /// Time passes until lane 0 sends its next batch.
     fn run_until_sent(&mut self) {
-        let before = self.calls[0];
+        let (before, latest_us) = (self.calls[0], self.now_us + 2_000_000);
         while self.calls[0] == before {
+            assert!(self.now_us < latest_us, "it sends no heartbeat");
             self.run_until(self.engine.poll_timeout().as_micros());
         }
     }
@@ -134,12 +136,20 @@ fn each_outage_of_a_lane_gives_one_event_when_it_begins_and_one_when_it_ends() {
     let mut node = EngineAndStore::new(&api(1000, 1000), 2);
     node.run_until(1_000_000);
     for _ in 0..2 {
-        node.is = StoreIs::Unreachable;
-        node.run_until(node.now_us + 4_000_000);
-        assert_eq!(node.take_count(|event| matches!(event, Event::StoreDown { .. })), 2);
-        node.is = StoreIs::There;
-        node.run_until(node.now_us + 2_000_000);
-        assert_eq!(node.take_count(|event| matches!(event, Event::StoreUp { .. })), 2);
+        node.events.clear();
+        for is in [StoreIs::Unreachable, StoreIs::There] {
+            node.is = is;
+            node.run_until(node.now_us + 4_000_000);
+        }
+        let changes = |lane: u32| {
+            let change = |event: &Event| match event {
+                Event::StoreDown { lane: of, .. } if *of == lane => Some("down"),
+                Event::StoreUp { lane: of } if *of == lane => Some("up"),
+                _ => None,
+            };
+            node.events.iter().filter_map(change).collect::<Vec<_>>()
+        };
+        assert_eq!([changes(0), changes(1)], [["down", "up"], ["down", "up"]]);
     }
 }
 
@@ -192,15 +202,22 @@ fn gauges_are_the_sums_of_all_lanes() {
 #[test]
 fn node_that_leaves_has_reported_all_and_is_no_member_any_more() {
     let mut node = EngineAndStore::new(&api(1000, 1000), 1);
+    let members = |node: &EngineAndStore| {
+        node.store.members.values().map(std::collections::HashMap::len).sum::<usize>()
+    };
+    node.run_until(1_000_000);
     for key in 0..3 {
         node.wait(key.into(), key, 3);
     }
-    node.run_until(1_000);
-    assert!(!node.engine.has_reported_all());
+    while node.outcomes.len() < 3 {
+        node.run_until(node.engine.poll_timeout().as_micros());
+    }
+    assert!(node.outcomes.iter().all(|(_, allowed)| *allowed), "{:?}", node.outcomes);
+    assert_eq!((node.engine.has_reported_all(), members(&node)), (false, 1));
     node.handle(Input::Leave);
-    node.run_until(1_000_000);
-    assert!(node.engine.has_reported_all());
-    assert_eq!(node.store.members.values().map(std::collections::HashMap::len).sum::<usize>(), 0);
+    node.run_until(2_000_000);
+    assert_eq!((node.engine.has_reported_all(), node.engine.pending()), (true, 0));
+    assert_eq!(members(&node), 0);
 }
 
 #[test]
@@ -321,7 +338,14 @@ fn decisions_of_outage_policies_are_handed_out_while_they_are_in_force() {
 fn store_that_lost_its_memory_soon_learns_the_limit() {
     let mut node = EngineAndStore::new(&api(1000, 1000), 1);
     node.run_until(5_000_000);
+    // The report of a key finds the loss before the limit's next turn.
+    let named = |node: &EngineAndStore| node.store.limit_nodes.len();
+    node.store.limit_nodes.clear();
+    while named(&node) == 0 {
+        node.run_until(node.engine.poll_timeout().as_micros());
+    }
     node.store = Model::default();
+    node.wait(1, 1, 1);
     while node.take_count(|event| matches!(event, Event::MemoryLost { .. })) == 0 {
         node.run_until(node.engine.poll_timeout().as_micros());
     }
@@ -334,12 +358,14 @@ fn store_that_lost_its_memory_soon_learns_the_limit() {
 fn tokens_given_back_too_late_for_their_window_are_named_by_an_event() {
     let limit = Limit::new("api", FixedWindow::per_second(1000));
     let mut node = EngineAndStore::new(&limit, 1);
+    node.run_until(1_500_000);
     node.wait(1, 1, 10);
-    node.run_until(990_000);
+    node.run_until(1_990_000);
+    assert_eq!(node.outcomes, [(1, true)]);
     let decided = node.now();
     let (bucket, settlement) = (node.bucket(1), Settlement::unused(4, true));
     node.handle(Input::Settle { bucket, key: [1][..].into(), settlement, decided });
-    node.run_until(2_000_000);
+    node.run_until(3_000_000);
     let tokens = node.events.iter().filter_map(|event| match event {
         Event::NotGivenBack { tokens, .. } => Some(*tokens),
         _ => None,

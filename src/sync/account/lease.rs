@@ -242,10 +242,7 @@ fn outstanding_after(given: &Given, entry: &Entry, stored: Scale, unit: i64) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::account_of;
     use super::*;
-    use crate::limit::Limit;
-    use crate::quota::Quota;
 
     /// A lease of 30 tokens that was renewed at 10.2 s and rose by a token in 100 ms; epochs last half a second, so that it ended at 11 s. Its
     /// last report said that 5 were spent.
@@ -287,8 +284,8 @@ mod tests {
     #[test]
     fn refill_flows_until_the_window_or_the_lease_ends() {
         let at = Timestamp::from_micros;
-        let terms = Limit::new("x", Quota::per_second(100)).validate_hybrid(4).unwrap();
-        let mut account = account_of(&terms);
+        let limit = crate::limit::Limit::new("x", crate::quota::Quota::per_second(100));
+        let mut account = super::super::samples::account_of(&limit.validate_hybrid(4).unwrap());
         (account.lease.held.rate, account.lease.ends) = (7, at(3_000));
         account.lease.window_ends = at(2_000);
         let rates =

@@ -293,9 +293,9 @@ mod tests {
         PolicyWindow { ends_us: 3_000_000, ends: Timestamp::from_micros(2_000_000) };
 
     #[test]
-    fn windows_of_a_policy_are_counted_while_they_are_used_and_long_ones_always() {
+    fn next_window_of_a_policy_is_watched_while_windows_are_used_and_always_if_they_are_long() {
         let (second, minute) = (FixedWindow::per_second(1000), FixedWindow::per_minute(1000));
-        for (window, spent, is_in_time, is_counted) in [
+        for (window, spent, is_in_time, is_watched) in [
             (second, 3, true, true),
             (second, 0, true, false),
             (second, 3, false, false),
@@ -308,7 +308,7 @@ mod tests {
             }
             account.turn_policy_window(at(498_000), Some(NEXT), is_in_time);
             let case = (window, spent, is_in_time);
-            assert_eq!(account.policy_window().is_some(), is_counted, "{case:?}");
+            assert_eq!(account.policy_window().is_some(), is_watched, "{case:?}");
         }
     }
 

@@ -286,7 +286,6 @@ mod tests {
         let later = OPENED.plus_micros(100_000);
         account.bucket.mint_tokens(later, terms.scale.token);
         assert!(account.bucket.held_and_pending().0 > 100);
-        account.lease.is_refill_stopped = false;
         let entry = Entry { held: account.lease.held, ..Entry::empty(terms.scale) };
         let again = Given { tokens: 0, depth: 0, ..given };
         account.install(&again, &entry, later, later, &terms);
@@ -302,17 +301,16 @@ mod tests {
         let mut account = account_of(&terms);
         account.cluster.nodes = 8;
         answered(&mut account, &Given { life_us: 2_000_000, ..Given::default() }, &terms);
-        let mut empty_us = |left_us: u64, has_waited| {
-            account.history.caller_has_waited = has_waited;
+        let empty_us = |account: &Account, left_us: u64| {
             let now = OPENED.plus_micros(1_000_000 - left_us);
             account.empty_at_end_us(left_us, now, &terms)
         };
-        assert_eq!(empty_us(100_001, false), u64::MAX, "it is no end yet");
-        assert_eq!([80_000, 8_000].map(|us| empty_us(us, false)), [20_000, 3_000]);
-        account.arrivals.demand.observe(200, true, OPENED, terms.tick_us, 1_000_000);
+        assert_eq!(empty_us(&account, 100_001), u64::MAX, "it is no end yet");
+        assert_eq!([80_000, 8_000].map(|us| empty_us(&account, us)), [20_000, 3_000]);
+        let second = OPENED.plus_micros(1_000_000);
+        account.arrivals.demand.observe(200, true, second, terms.tick_us, 1_000_000);
         account.history.caller_has_waited = true;
-        let now = OPENED.plus_micros(1_000_000 - 8_000);
-        assert!(account.most_to_hold_of_window(now, &terms) >= Some(1));
-        assert_eq!(account.empty_at_end_us(8_000, now, &terms), 3_000);
+        assert_eq!(empty_us(&account, 80_000), 20_000, "it is to hold two tokens");
+        assert_eq!(empty_us(&account, 8_000), 2_000, "it is to hold none");
     }
 }

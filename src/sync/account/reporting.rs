@@ -210,14 +210,16 @@ mod tests {
     #[test]
     fn account_is_closed_when_it_is_quiet_and_its_credit_is_whole() {
         let quiet = OPENED.plus_micros(2_000_000);
-        for (credit, now, is_closed) in [(0, quiet, true), (0, OPENED, false), (1, quiet, false)] {
+        for (credit, given, now, is_closed) in
+            [(0, 0, quiet, true), (0, 0, OPENED, false), (1, 0, quiet, false), (1, 1, quiet, true)]
+        {
             let limit = Limit::new("x", Quota::per_second(100)).credit(credit);
             let terms = limit.validate_hybrid(4).unwrap();
             let mut account = account_of(&terms);
-            // It is given no credit.
             account.bucket.open_account(0);
+            account.absorb(OPENED, true, |_, _| given);
             (account.history.requests, account.history.caller_has_waited) = (2, true);
-            assert_eq!(account.try_close(now, &terms), is_closed, "{credit}, {now:?}");
+            assert_eq!(account.try_close(now, &terms), is_closed, "{credit}, {given}, {now:?}");
         }
     }
 

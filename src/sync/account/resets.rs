@@ -172,6 +172,17 @@ mod tests {
         }
     }
 
+    /// The batch carried the reset, and what other nodes report after it undoes it.
+    #[test]
+    fn reset_that_a_recovering_store_took_is_made_again() {
+        let mut account = account();
+        account.reset(ResetWaiter { ticket: 7, deadline: at(100) }, at(10));
+        assert!(account.ask_reset(false));
+        account.end_resets(true, at(30));
+        assert_eq!(account.take_reset_outcomes(), []);
+        assert!(account.ask_reset(false));
+    }
+
     #[test]
     fn refusal_of_the_store_ends_all_resets() {
         let mut account = account();

@@ -64,6 +64,7 @@ mod tests {
             let now = sent.plus_micros(own_us);
             let latest_us = time.latest_with_drift_us(now);
             assert!(time.earliest(latest_us + 1) > now, "{own_us}");
+            assert_eq!(time.earliest(latest_us), now, "no later than it must be");
             assert!(time.most(now) <= latest_us, "{own_us}");
         }
     }

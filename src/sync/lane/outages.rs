@@ -103,13 +103,14 @@ impl Lane {
         if !was_answered {
             return self.trouble.lived_unanswered(lived_us);
         }
-        if back.is_none() || self.silence.before.joined_lately {
+        let was_alone = back.is_none() || self.silence.before.joined_lately;
+        if was_alone {
             self.trouble.lived_alone(lived_us);
         }
         let Some(back) = back else { return };
         let late_us = now.micros_since(back.max(self.policies.entered));
         self.trouble.lived_through(late_us, self.policies.lent);
-        if reply.recovering_until_us == 0 {
+        if reply.recovering_until_us == 0 && !was_alone {
             // The store has not waited for this node, and has given the others everything.
             self.trouble.lived_alone(late_us);
         }

@@ -97,7 +97,7 @@ fn quotas_of_a_batch_are_numbered_in_the_order_of_their_first_entries() {
 }
 
 #[test]
-fn numbers_of_an_entry_stand_where_the_script_reads_them() {
+fn numbers_of_an_entry_keep_their_order() {
     let held = Held { rate: 2, depth: 3, outstanding: 4, stamp_us: 5, demand: 6, tag: 7 };
     let claim = Some(Claim { unleased: 12, previous: 0, viewed_us: 0 });
     let entry = Entry {
