@@ -546,3 +546,51 @@ impl Named {
         self.info.is_some_and(|info| info.of != QuotaOf::Limit || info.is_update)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::samples::{OPENED, account_of, ask};
+    use crate::limit::Limit;
+    use crate::quota::Quota;
+
+    #[test]
+    fn account_is_closed_when_it_is_quiet_and_its_credit_is_whole() {
+        let quiet = OPENED.plus_micros(2_000_000);
+        for (credit, given, now, is_closed) in
+            [(0, 0, quiet, true), (0, 0, OPENED, false), (1, 0, quiet, false), (1, 1, quiet, true)]
+        {
+            let limit = Limit::new("x", Quota::per_second(100)).credit(credit);
+            let terms = limit.validate_hybrid(4).unwrap();
+            let mut account = account_of(&terms);
+            account.bucket.open_account(0);
+            account.absorb(OPENED, true, |_, _| given);
+            (account.history.requests, account.history.caller_has_waited) = (2, true);
+            assert_eq!(account.try_close(now, &terms), is_closed, "{credit}, {given}, {now:?}");
+        }
+    }
+
+    #[test]
+    fn last_request_is_when_something_was_asked_for() {
+        let terms = Limit::new("x", Quota::per_second(100)).credit(0).validate_hybrid(4).unwrap();
+        let mut account = account_of(&terms);
+        let at = |ms: u64| OPENED.plus_micros(1_000 * ms);
+        for (ms, is_asked, last_ms) in [(1, false, 0), (2, true, 2), (3, false, 2)] {
+            if is_asked {
+                account.bucket.decide(ask(1, terms.scale), at(ms));
+            }
+            account.collect(at(ms), true);
+            assert_eq!(account.history.last_request, at(last_ms));
+        }
+    }
+
+    #[test]
+    fn callers_who_are_denied_by_the_store_count_with_all_that_they_asked_for() {
+        let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
+        let mut account = account_of(&terms);
+        for _ in 0..2 {
+            account.count_denial(3);
+        }
+        assert_eq!((account.arrivals.tokens, account.history.requests), (6, 2));
+        assert_eq!(account.take_counts().denied, 2);
+    }
+}

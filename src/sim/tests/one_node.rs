@@ -17,6 +17,9 @@ use crate::time::Timestamp;
 /// The store's clock when the node's is at 0, in microseconds.
 const STORE_US: i64 = 100_000_000;
 
+/// No test lasts longer, in microseconds.
+const LATEST_US: u64 = 100_000_000;
+
 /// What the store does with what it is sent.
 #[derive(Clone, Copy, PartialEq)]
 enum StoreIs {
@@ -112,6 +115,7 @@ impl EngineAndStore {
             self.now_us = self.engine.poll_timeout().as_micros().max(self.now_us);
             self.handle(Input::Timeout);
             assert!(self.engine.poll_timeout() > self.now(), "it asks for a time that has passed");
+            assert!(self.now_us < LATEST_US, "what is waited for never comes");
         }
         self.now_us = until_us.max(self.now_us);
     }
@@ -303,13 +307,19 @@ fn attempt_is_waited_for_ten_timeouts_at_most() {
     assert_eq!(node.take_count(|event| matches!(event, Event::StoreDown { .. })), 1);
 }
 
-/// Each caller would put the policy in force anew, with all that it gives at first.
-#[test]
-fn outage_policy_of_a_key_begins_once() {
+/// A node that knows a key and can reach its store no more.
+fn cut_off() -> EngineAndStore {
     let mut node = EngineAndStore::new(&api(1000, 1000), 1);
     node.wait(1, 1, 1);
     node.run_until(500_000);
     node.is = StoreIs::Unreachable;
+    node
+}
+
+/// Each caller would put the policy in force anew, with all that it gives at first.
+#[test]
+fn outage_policy_of_a_key_begins_once() {
+    let mut node = cut_off();
     for ticket in 2..100 {
         node.wait(ticket, 1, 1);
         node.run_until(node.now_us + 50_000);
@@ -319,10 +329,7 @@ fn outage_policy_of_a_key_begins_once() {
 
 #[test]
 fn decisions_of_outage_policies_are_handed_out_while_they_are_in_force() {
-    let mut node = EngineAndStore::new(&api(1000, 1000), 1);
-    node.wait(1, 1, 1);
-    node.run_until(500_000);
-    node.is = StoreIs::Unreachable;
+    let mut node = cut_off();
     node.wait(2, 1, 1);
     node.run_until(5_000_000);
     node.engine.take_decisions(node.now());
@@ -409,6 +416,6 @@ fn key_of_which_tokens_were_withheld_is_asked_for_when_the_lane_gives_again() {
             synced_at = Some(node.now_us);
         }
     }
-    let (until_us, at_us) = (recovered_at.unwrap(), synced_at.unwrap());
-    assert!(at_us - until_us <= 10_000, "{until_us} and {at_us}");
+    let (recovered_at, synced_at) = (recovered_at.unwrap(), synced_at.unwrap());
+    assert!(synced_at - recovered_at <= 10_000, "{recovered_at} and {synced_at}");
 }

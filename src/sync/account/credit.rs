@@ -67,8 +67,7 @@ mod tests {
     use super::super::level::StoredWindow;
     use super::super::samples::{OPENED, account_of};
     use super::*;
-    use crate::limit::Credit;
-    use crate::limit::Limit;
+    use crate::limit::{Credit, Limit};
     use crate::quota::Quota;
 
     /// How much of a token may be overdrawn, in 64ths, by one of `nodes` whose demand is `times` the refill that it leases.

@@ -230,7 +230,6 @@ mod tests {
     use super::*;
     use crate::algorithm::SlidingWindow;
     use crate::limit::Limit;
-    use crate::limit::Terms;
     use crate::quota::Quota;
 
     #[test]

@@ -160,7 +160,7 @@ impl Account {
 
 #[cfg(test)]
 mod tests {
-    use super::super::samples::{OPENED, account_of, ask};
+    use super::super::samples::{OPENED, account_of};
     use crate::algorithm::SlidingWindow;
     use crate::limit::Limit;
     use crate::quota::Quota;
@@ -205,35 +205,5 @@ mod tests {
         let entry = Entry { returned: 200, lost: 30, ..Entry::empty(terms.scale) };
         account.revoke(&entry);
         assert_eq!(account.lease.forfeited, 230);
-    }
-
-    #[test]
-    fn account_is_closed_when_it_is_quiet_and_its_credit_is_whole() {
-        let quiet = OPENED.plus_micros(2_000_000);
-        for (credit, given, now, is_closed) in
-            [(0, 0, quiet, true), (0, 0, OPENED, false), (1, 0, quiet, false), (1, 1, quiet, true)]
-        {
-            let limit = Limit::new("x", Quota::per_second(100)).credit(credit);
-            let terms = limit.validate_hybrid(4).unwrap();
-            let mut account = account_of(&terms);
-            account.bucket.open_account(0);
-            account.absorb(OPENED, true, |_, _| given);
-            (account.history.requests, account.history.caller_has_waited) = (2, true);
-            assert_eq!(account.try_close(now, &terms), is_closed, "{credit}, {given}, {now:?}");
-        }
-    }
-
-    #[test]
-    fn last_request_is_when_something_was_asked_for() {
-        let terms = Limit::new("x", Quota::per_second(100)).credit(0).validate_hybrid(4).unwrap();
-        let mut account = account_of(&terms);
-        let at = |ms: u64| OPENED.plus_micros(1_000 * ms);
-        for (ms, is_asked, last_ms) in [(1, false, 0), (2, true, 2), (3, false, 2)] {
-            if is_asked {
-                account.bucket.decide(ask(1, terms.scale), at(ms));
-            }
-            account.collect(at(ms), true);
-            assert_eq!(account.history.last_request, at(last_ms));
-        }
     }
 }

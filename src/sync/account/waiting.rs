@@ -244,15 +244,4 @@ mod tests {
             assert_eq!(answers[0].sure, sure);
         }
     }
-
-    #[test]
-    fn callers_who_are_denied_by_the_store_count_with_all_that_they_asked_for() {
-        let terms = Limit::new("x", Quota::per_second(100)).validate().unwrap();
-        let mut account = account_of(&terms);
-        for _ in 0..2 {
-            account.count_denial(3);
-        }
-        assert_eq!((account.arrivals.tokens, account.history.requests), (6, 2));
-        assert_eq!(account.take_counts().denied, 2);
-    }
 }

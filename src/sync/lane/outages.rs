@@ -96,6 +96,7 @@ impl Lane {
 
     /// Counts the outage that has just ended. If the store was back for all nodes at `back`, it was that of all; else
     /// this node alone was cut off. One that joined lately counts as cut off too, because the others do not know of it.
+    /// A node counts as cut off once, for the whole time: all that a key's policy gave came out of one bucket.
     /// One that had never been answered counts for itself.
     pub(super) fn live_through(&mut self, back: Option<Timestamp>, reply: &Reply, now: Timestamp) {
         let lived_us = now.micros_since(self.policies.entered);

@@ -45,23 +45,24 @@ pub(super) fn longest_us(retry_us: u64) -> u64 {
 mod tests {
     use super::*;
 
+    /// The longest that an answer took of late, and the quickest, after each of these answers, in microseconds.
+    fn known_after<const N: usize>(answers_us: [u64; N]) -> [(u64, u64); N] {
+        let mut trips = RoundTrips::default();
+        answers_us.map(|us| {
+            trips.answered(Timestamp::ZERO, 100_000, Timestamp::from_micros(us));
+            (trips.recent_us, trips.quickest_us)
+        })
+    }
+
     #[test]
     fn slow_answer_is_forgotten_by_half_with_each_that_is_quicker() {
-        let mut trips = RoundTrips::default();
-        let recent_us = [9_000, 1_000, 1_000, 5_000].map(|us| {
-            trips.answered(Timestamp::ZERO, 100_000, Timestamp::from_micros(us));
-            trips.recent_us
-        });
+        let recent_us = known_after([9_000, 1_000, 1_000, 5_000]).map(|(recent_us, _)| recent_us);
         assert_eq!(recent_us, [9_000, 4_500, 2_250, 5_000]);
     }
 
     #[test]
     fn quickest_answer_is_that_of_the_last_two() {
-        let mut trips = RoundTrips::default();
-        let quickest_us = [9_000, 1_000, 5_000, 6_000].map(|us| {
-            trips.answered(Timestamp::ZERO, 100_000, Timestamp::from_micros(us));
-            trips.quickest_us
-        });
+        let quickest_us = known_after([9_000, 1_000, 5_000, 6_000]).map(|(_, us)| us);
         assert_eq!(quickest_us, [0, 1_000, 1_000, 5_000]);
     }
 

@@ -289,7 +289,7 @@ fn caller_whose_time_ends_while_a_poll_is_under_way_is_told_that_none_came_free(
     assert_eq!(told, Some(Err(AcquireError::TimedOut { limit: "x".into(), max: 10, within })));
 }
 
-/// A caller that takes only a free permit was answered no sooner than its deadline, though the policy had none.
+/// Its deadline is seconds later.
 #[test]
 fn caller_who_does_not_wait_gets_store_away_when_the_policy_begins() {
     let limit = Concurrency::new("x", 10).outage(OutagePolicy::Closed);
