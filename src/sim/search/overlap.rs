@@ -248,7 +248,8 @@ fn started_while_the_store_is_away(seed: u64) -> Case {
     let network = Network::new(Duration::from_secs_f64(scaled(&mut rng, 0.0005, 0.1)));
     let nodes = rng.u16(2..=6);
     let setup = Setup { network, audit: true, ..Setup::new(limit, nodes, seed) };
-    let until_us = 8_000_000;
+    // The second outage begins after 8.3 s at the latest.
+    let until_us = 9_000_000;
     let mut case = Case { setup, arrivals: Vec::new(), faults: Vec::new(), until_us };
     // Sometimes it is away from the beginning.
     let early = rng.u8(0..4) == 0;
